@@ -18,7 +18,7 @@ from measured import Measured
 
 import evaluate
 from classifier.models import weights
-from classifier.models.classifier import Classifier, build
+from classifier.models.classifier import Classifier, build, images_sums, moments
 from manynodes.data.folder import DataFolder
 from manynodes.ranks.process_group import Process, process_group
 
@@ -29,8 +29,9 @@ TIMES = 9
 def measure(data: Path, work: Path) -> Iterator[Measured]:
     torch.manual_seed(0)
     classifier = build("airbench", (32, 64, 64), 10)
-    classifier.fit_to(torch.tensor(DataFolder.read(data).split("train")[0][:2000]))
-    weights.save(classifier, work / "model.safetensors")
+    first = torch.tensor(DataFolder.read(data).split("train")[0][:2000])
+    classifier.fit(*moments(images_sums(first), first), first)
+    weights.write(classifier.state_dict(), classifier.description, work / "model.safetensors")
     images = torch.tensor(DataFolder.read(data).split("test")[0])
     with process_group("cpu") as process:
         rounds = [(whole(data, work, process), bare(classifier, images)) for _ in range(TIMES)]

@@ -21,7 +21,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import ROOT, read_experiment
 
-from classifier.models.classifier import build
+from classifier.models.classifier import build, images_sums, moments
 from classifier.pixels import batches
 from classifier.pixels.shares import Shares
 from classifier.training import optimizers
@@ -107,7 +107,8 @@ def step(run: Run, data: DataFolder) -> Counter[str]:
     cpu = torch.device("cpu")
     shares = Shares(images, torch.arange(IMAGES).numpy(), how(run, data), cpu, resident=True)
     classifier = build(run.model, run.widths, data.classes)
-    classifier.fit_to(torch.tensor(images))
+    first = torch.tensor(images)
+    classifier.fit(*moments(images_sums(first), first), first)
     gradients = Gradients(run, classifier)
     optimizer = make_optimizer(run, classifier)
     if isinstance(optimizer, optimizers.Muon):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from classifier.models.classifier import Classifier, images_sums, moments, some
 from classifier.states import state
 from classifier.training import loop
 from forked import Forked, run_ranks, server
@@ -178,6 +179,12 @@ def in_this_process(data: Path, **changes: Any) -> loop.Training:
     """
     run, folder = read_run(json.dumps(RUN | changes)), DataFolder.read(data)
     return loop.Training(run, Process(0, 0, 1, torch.device("cpu")), folder, stage(folder, []), "")
+
+
+def fitted(classifier: Classifier, images: torch.Tensor) -> Classifier:
+    """A network as a training begins it, with images (n, h, w, c)."""
+    classifier.fit(*moments(images_sums(images), images), images[: some(images)])
+    return classifier
 
 
 def result(output: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from torch import nn
 from classifier.models import weights
 from classifier.models.classifier import build, some
 from manynodes.base.errors import Refusal
+from trainings import fitted
 
 WIDTHS = (8, 12, 16)
 
@@ -51,8 +52,7 @@ def test_resnet18_has_the_cifar_stem_and_resnet18_imagenet_has_not() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_normalisation_is_that_of_the_training_images(dtype) -> None:
     images = some_images().to(dtype)
-    classifier = build("resnet18", WIDTHS, 10)
-    classifier.fit_to(images)
+    classifier = fitted(build("resnet18", WIDTHS, 10), images)
     pixels = images.reshape(-1, 3).double()
     torch.testing.assert_close(classifier.mean.double(), pixels.mean(0), rtol=1e-6, atol=1e-4)
     torch.testing.assert_close(
@@ -70,8 +70,7 @@ def test_normalisation_is_that_of_the_training_images(dtype) -> None:
 def test_built_in_networks_compute_what_they_did(name, parameters, trained, norm) -> None:
     """Their published accuracies are of these sizes, factors and momenta."""
     torch.manual_seed(0)
-    classifier = build(name, WIDTHS, 10)
-    classifier.fit_to(some_images(16))
+    classifier = fitted(build(name, WIDTHS, 10), some_images(16))
     with torch.no_grad():
         classifier.train()(some_images(16))
         logits = classifier.eval()(some_images(16))
@@ -103,8 +102,7 @@ def test_whitening_makes_patches_white() -> None:
         nn.functional.interpolate(noise, size=32, mode="bilinear").mul(40).add(128).clamp(0, 255)
     )
     images = smooth.permute(0, 2, 3, 1).to(torch.uint8)
-    classifier = build("airbench", WIDTHS, 10)
-    classifier.fit_to(images)
+    classifier = fitted(build("airbench", WIDTHS, 10), images)
     whitened = nn.functional.conv2d(
         ((images.float() - classifier.mean) / classifier.std).permute(0, 3, 1, 2),
         classifier.network.whitening.weight[:12],
@@ -126,10 +124,9 @@ def test_the_decay_per_step_is_the_same_in_every_group() -> None:
 
 
 def test_a_file_holds_all_that_is_needed_and_is_the_same_every_time(tmp_path) -> None:
-    classifier = build("airbench", WIDTHS, 10)
-    classifier.fit_to(some_images())
+    classifier = fitted(build("airbench", WIDTHS, 10), some_images())
     for name in ("one", "two"):
-        weights.save(classifier, tmp_path / name)
+        weights.write(classifier.state_dict(), classifier.description, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     again = weights.load(tmp_path / "one")
     assert again.description == {"model": "airbench", "widths": [8, 12, 16], "classes": 10}
@@ -139,7 +136,7 @@ def test_a_file_holds_all_that_is_needed_and_is_the_same_every_time(tmp_path) ->
 def test_a_network_of_torchvision_takes_arguments_and_its_file_keeps_them(tmp_path) -> None:
     arguments = {"stochastic_depth_prob": 0.5, "dropout": 0.1}
     classifier = build("efficientnet_b0", WIDTHS, 10, model_args=arguments)
-    weights.save(classifier, tmp_path / "file")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "file")
     network = weights.load(tmp_path / "file").network
     assert network.classifier[0].p == 0.1
     assert network.features[-2][-1].stochastic_depth.p > 0.4
@@ -157,7 +154,8 @@ def test_damaged_and_foreign_files_are_refused_by_name(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(Refusal, match="model.safetensors is not there"):
         weights.load(path)
-    weights.save(build("airbench", WIDTHS, 10), path)
+    classifier = build("airbench", WIDTHS, 10)
+    weights.write(classifier.state_dict(), classifier.description, path)
     whole = path.read_bytes()
     for damaged in (
         b"",

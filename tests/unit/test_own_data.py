@@ -535,7 +535,7 @@ def test_a_folder_of_large_jpegs_is_imported_and_predicted_alike(tmp_path: Path)
             "airbench", (8, 8, 8), 2, (30, 30, 3),
             jpeg_scaling=folder.manifest["settings"].get("jpeg_scaling", False),
         )  # fmt: skip
-        weights.save(classifier, tmp_path / "x.safetensors")
+        weights.write(classifier.state_dict(), classifier.description, tmp_path / "x.safetensors")
         again = weights.load(tmp_path / "x.safetensors")
         assert np.array_equal(
             predict.pixels(again, tmp_path / "files" / "test" / "a" / "x.jpg"), wanted

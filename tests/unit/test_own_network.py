@@ -445,7 +445,7 @@ def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: P
     classifier = build(f"{files}/my_models.py:Net", (8, 8, 8), 3, (48, 64, 1))
     trusted = sources_sha256(classifier.description["sources"])
     classifier.description["model"] = "json.tool:main"
-    weights.save(classifier, tmp_path / "model.safetensors")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="is not the one that this network was trained with"):
         weights.load(tmp_path / "model.safetensors", trusted)
 
@@ -501,7 +501,7 @@ def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "package/classifier.py").write_text(LAYERS)
     monkeypatch.syspath_prepend(tmp_path)
     classifier = build("package.nets:Net", (8, 8, 8), 3, (48, 64, 1), {"width": 4})
-    weights.save(classifier, tmp_path / "model.safetensors")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="--trust-code"):
         weights.load(tmp_path / "model.safetensors")
     assert weights.load(tmp_path / "model.safetensors", "any").network.head.in_features == 8
@@ -510,7 +510,7 @@ def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_sources_in_a_weights_file_stay_in_their_folder(tmp_path: Path) -> None:
     classifier = build("airbench", (8, 8, 8), 3)
     classifier.description |= {"model": "x.py:Net", "sources": {"../x.py": "print('here')"}}
-    weights.save(classifier, tmp_path / "model.safetensors")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="its code is not that of a network"):
         weights.load(tmp_path / "model.safetensors", "any")
 

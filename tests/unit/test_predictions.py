@@ -57,7 +57,7 @@ def evaluate(data: Path, run: Path, processes: int = 1) -> pd.DataFrame:
     network.fit(
         torch.full((1,), 90.0), torch.full((1,), 60.0), torch.tensor(found.split("train")[0])
     )
-    weights.save(network, run / "model.safetensors")
+    weights.write(network.state_dict(), network.description, run / "model.safetensors")
     where = ["--data", data, "--model", run / "model.safetensors", "--device", "cpu"]
     how = ["--views", "flip", "--batch-size", 5, "--output", run / "evaluation.json"]
     command = list(map(str, [SCRIPTS / "evaluate.py", *where, *how]))

@@ -16,7 +16,7 @@ from classifier.training.averaging import WeightAverage, warning
 from classifier.training.choosing import freeze
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment, Run
-from trainings import Training, attempts, complete, complete_on_ranks, result
+from trainings import Training, attempts, complete, complete_on_ranks, fitted, result
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"].with_values(precision="fp32")
 
@@ -24,8 +24,7 @@ RUN = Experiment.from_config({"experiment": "test"}).runs["run"].with_values(pre
 def some_classifier(model: str = "airbench", **arguments: object) -> Classifier:
     torch.manual_seed(0)
     classifier = build(model, (8, 8, 8), 10, model_args=arguments)
-    classifier.fit_to(torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8))
-    return classifier
+    return fitted(classifier, torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8))
 
 
 def step(classifier: Classifier, optimizer: torch.optim.Optimizer) -> None:
@@ -49,7 +48,7 @@ def test_the_average_is_torch_s_bit_for_bit(tmp_path) -> None:
     places = [parameter.data_ptr() for parameter in classifier.parameters()]
     with average.used():
         used = copy.deepcopy(classifier.state_dict())
-        weights.save(classifier, tmp_path / "averaged")
+        weights.write(classifier.state_dict(), classifier.description, tmp_path / "averaged")
     expected = reference.module.state_dict()
     assert list(used) == list(expected)
     for name, tensor in expected.items():

@@ -29,6 +29,7 @@ from manynodes.experiment.config import Experiment, Run
 from manynodes.ranks.process_group import Process
 from programs import SCRIPTS, program
 from train import common
+from trainings import fitted
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"].with_values(precision="fp32")
 
@@ -341,8 +342,7 @@ def test_muon_keeps_the_filters_norm_and_leaves_the_rest_to_sgd() -> None:
         torch.randint(0, 10, (16,)),
     )
     torch.manual_seed(0)
-    classifier = build("airbench", (8, 8, 8), 10)
-    classifier.fit_to(images)
+    classifier = fitted(build("airbench", (8, 8, 8), 10), images)
     beside = copy.deepcopy(classifier)
     pair = [
         optimizers.make_optimizer(RUN.with_values(optimizer=name), network)
@@ -370,8 +370,7 @@ def trained(run: Run, steps_taken: int = 20) -> list[float]:
         torch.randint(0, 256, (32, 32, 32, 3), dtype=torch.uint8),
         torch.randint(0, 10, (32,)),
     )
-    classifier = build("airbench", (8, 8, 8), 10)
-    classifier.fit_to(images)
+    classifier = fitted(build("airbench", (8, 8, 8), 10), images)
     network, taken = gradients.distributed(run, classifier, [(images, labels)])
     stepper = steps.Stepper(
         run, network, taken, optimizers.make_optimizer(run, classifier), torch.device("cpu")

@@ -58,16 +58,12 @@ class Classifier(nn.Module):
         )
 
     @torch.no_grad()
-    def fit_to(self, images: Tensor) -> None:
-        """Set what is computed from the training images, (n, h, w, c), and not learned."""
-        self.fit(*moments(images_sums(images), images), images[: some(images)])
-
-    @torch.no_grad()
     def fit(self, mean: Tensor, std: Tensor, first: Tensor) -> None:
-        """The same, from the mean and standard deviation of each channel, float64 (c,).
+        """Set what is computed from the training images, and not learned.
 
         Args:
-            first: the first training images, as many as `some` says.
+            mean, std: of each channel, float64 (c,), see `moments`.
+            first: the first images, (n, h, w, c), as many as `some` says.
         """
         self.mean.copy_(mean)
         self.std.copy_(std)

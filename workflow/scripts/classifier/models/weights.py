@@ -37,11 +37,6 @@ WRAPPED = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
 MOST_SCALE = 10
 
 
-def save(classifier: Classifier, path: Path) -> None:
-    """Write a classifier that is on the CPU, see `write`."""
-    write(classifier.state_dict(), classifier.description, path)
-
-
 def write(tensors: Mapping[str, Tensor], description: dict[str, Any], path: Path) -> None:
     """Write weights and description of a classifier atomically as safetensors.
 
@@ -65,7 +60,7 @@ def load(path: Path | str, trusted: str | None = None) -> Classifier:
         trusted: SHA-256 of the code that may run, see `sources.sources_sha256`; `any` for all.
 
     Raises:
-        Refusal: the file is missing, damaged, not written by `save`, or brings other code.
+        Refusal: the file is missing, damaged, not written by `write`, or brings other code.
     """
     path = Path(path)
     try:
