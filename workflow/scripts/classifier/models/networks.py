@@ -6,6 +6,7 @@ learning rate of their own.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,12 +122,8 @@ def airbench_block(channels_in: int, channels_out: int, residual: bool) -> nn.Se
     return nn.Sequential(conv(channels_in), nn.MaxPool2d(2), norm(), nn.GELU(), *second, nn.GELU())
 
 
-def airbench(widths: Sequence[int], classes: int, channels: int) -> nn.Module:
-    return Airbench(widths, classes, channels, residual=False)
-
-
-def airbench96(widths: Sequence[int], classes: int, channels: int) -> nn.Module:
-    return Airbench(widths, classes, channels, residual=True)
+airbench = partial(Airbench, residual=False)
+airbench96 = partial(Airbench, residual=True)
 
 
 def resnet18(_widths: Sequence[int], classes: int, channels: int) -> nn.Module:

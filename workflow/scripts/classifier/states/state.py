@@ -47,7 +47,7 @@ class State:
             on all ranks.
         ranks: by rank, what differs between ranks: `buffers` (BatchNorm's running statistics, which
             are averaged only between epochs), `totals` (sums of the epoch, see `steps.step`) and
-            `rng` (states of the random generators, by device type).
+            `rng` (see `steps.random_state`).
         history: one row per finished epoch.
         seconds: time of the unfinished epoch so far.
         attempts: the jobs that trained it, this one last; see docs/results.md, run.json.
@@ -120,7 +120,7 @@ def check(state: State) -> None:
     named = [
         state.model,
         state.averages,
-        *(rank[part] for rank in state.ranks for part in ("buffers", "rng")),
+        *(rank["buffers"] for rank in state.ranks),
     ]
     good = (
         all(type(number) is int and 0 <= number < 10**9 for number in numbers)
@@ -131,7 +131,10 @@ def check(state: State) -> None:
             for part in named
             for name, tensor in part.items()
         )
-        and all(isinstance(rank["totals"], Tensor) for rank in state.ranks)
+        and all(
+            isinstance(rank["totals"], Tensor) and isinstance(rank["rng"], dict)
+            for rank in state.ranks
+        )
         and isinstance(state.seconds, int | float)
         and set(state.optimizer) == {"state", "param_groups"}
         and all(

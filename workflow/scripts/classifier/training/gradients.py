@@ -99,10 +99,15 @@ class Gradients:
         return torch.stack(totals).sum()
 
 
+def is_expanded(buffer: Tensor) -> bool:
+    """Whether some of its numbers are one in memory: it is of constants, and cannot be written."""
+    sides = zip(buffer.stride(), buffer.shape, strict=True)
+    return any(stride == 0 and size > 1 for stride, size in sides)
+
+
 def put_back(buffer: Tensor, before: Tensor) -> None:
     """Copy an earlier value into a buffer. If it is expanded, nothing can have changed it."""
-    sides = zip(buffer.stride(), buffer.shape, strict=True)
-    if not any(stride == 0 and size > 1 for stride, size in sides):
+    if not is_expanded(buffer):
         buffer.copy_(before)
 
 

@@ -63,8 +63,6 @@ from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
 from manynodes.ranks.stopping import Stopping
 from manynodes.ranks.vote import Vote
 
-# Among the names of buffers, which have no blank.
-TOTALS = "sums of the epoch"
 # Bytes of neighbouring images that `order: blocks` reads in one piece.
 BLOCK = 32_000_000
 # Of fp16's gradients, which are scaled by 2^16 at first; the scale is halved at each step that they
@@ -141,7 +139,6 @@ class Training:
             Refusal: the images have changed, or do not do for this run.
         """
         run, process, data = self.run, self.process, self.data
-        self.copy = staged.path
         here = data.at(Path(staged.path))
         # The other ranks of the node wait for the first one, and read what it has checked.
         self.guard = Guard(here, ["train_images.npy"] if process.local_rank == 0 else [])
@@ -324,17 +321,12 @@ class Training:
             return ""
         if content_sha256(mapped) == self.data.manifest["content_sha256"]["train_images"]:
             return ""
-        return f"{self.copy}/train_images.npy on {socket.gethostname()}"
+        return f"{self.guard.copy.path}/train_images.npy on {socket.gethostname()}"
 
     def rank_state(self) -> dict[str, Any]:
         """This rank's part of a state, see `State.ranks`, on the CPU."""
-        buffers = on_cpu_at_once({TOTALS: self.totals} | dict(self.classifier.named_buffers()))
-        totals = buffers.pop(TOTALS)
-        return {
-            "buffers": buffers,
-            "totals": totals,
-            "rng": random_state(self.process.device),
-        }
+        parts = {"buffers": dict(self.classifier.named_buffers()), "totals": self.totals}
+        return on_cpu_at_once(parts) | {"rng": random_state(self.process.device)}
 
     def state(self, ranks: list[dict[str, Any]]) -> State:
         """The state of the whole training, from the parts of all ranks.

@@ -1,6 +1,5 @@
 """The computation of a step and of the end of an epoch."""
 
-import math
 import random
 from contextlib import nullcontext
 from functools import reduce
@@ -15,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from classifier.models.classifier import Classifier
 from classifier.pixels.batches import Examples, images_per_pass
-from classifier.training.gradients import Gradients, autocast
+from classifier.training.gradients import Gradients, autocast, is_expanded
 from classifier.training.losses import UNWEIGHTED, Weights, mixed_loss
 from classifier.training.timing import Clock
 from manynodes.experiment.config import Run
@@ -153,8 +152,7 @@ def share_buffers(classifier: Classifier, process: Process) -> None:
         if not is_statistic(name)
         and not name.endswith("num_batches_tracked")
         and buffer.numel()
-        # An expanded one is of constants, and cannot be written.
-        and all(step or edge < 2 for step, edge in zip(buffer.stride(), buffer.shape, strict=True))
+        and not is_expanded(buffer)
     ]
     if process.world_size > 1 and buffers:
         flat = torch.cat([buffer.flatten().contiguous().view(torch.uint8) for buffer in buffers])
@@ -197,19 +195,17 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
+def random_state(device: torch.device) -> dict[str, Any]:
     """The states of this process's random generators: torch's by device type, which dropout uses,
     Python's and numpy's, which a user's network may use.
     """
-    _, numbers, gauss = random.getstate()
+    version, words, gauss = random.getstate()
     of_numpy: Any = np.random.get_state()
-    _, keys, position, has_gauss, cached = of_numpy
-    states = {
+    kind, keys, *rest = of_numpy
+    states: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
-        "python": torch.tensor(
-            [*numbers, math.nan if gauss is None else gauss], dtype=torch.float64
-        ),
-        "numpy": torch.tensor([*keys.tolist(), position, has_gauss, cached], dtype=torch.float64),
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": [kind, torch.tensor(keys.tolist()), *rest],
     }
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -221,7 +217,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-    *numbers, gauss = state["python"].tolist()
-    random.setstate((3, tuple(map(int, numbers)), None if math.isnan(gauss) else gauss))
-    *keys, position, has_gauss, cached = state["numpy"].tolist()
-    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.tolist(), *rest))

@@ -111,18 +111,17 @@ class SlowHosts:
         seconds = [mean(of_rank) for of_rank in zip(*self.epochs, strict=True)]
         self.epochs, self.lasted = [], 0.0
         self.looks.append(slowness(self.hosts, seconds))
-        slow = {
+        self.slow = {
             host: self.looks[-1][host]
             for host in self.looks[-1]
             if len(self.looks) == LOOKS and all(each.get(host, 0.0) >= SLOW for each in self.looks)
         }
-        self.slow = slow
-        new = sorted(slow.keys() - self.named)
-        self.named |= slow.keys()
-        mine = {host: mean(of_host(self.hosts, seconds, host)) for host in slow}
+        new = sorted(self.slow.keys() - self.named)
+        self.named |= self.slow.keys()
         return [
-            f"{host} computes {slow[host]:.1f} times slower than the median of the hosts "
-            f"({mine[host] * 1000:.1f} ms a forward pass), and all others wait for it in every step"
+            f"{host} computes {self.slow[host]:.1f} times slower than the median of the hosts "
+            f"({mean(of_host(self.hosts, seconds, host)) * 1000:.1f} ms a forward pass), and all "
+            "others wait for it in every step"
             for host in new
         ]
 
