@@ -39,6 +39,7 @@ from manynodes.base.errors import LONGEST, Refusal, Stopped
 from manynodes.base.processes import answer_within, last_words
 from manynodes.base.timeouts import SUPERVISE_GRACE
 from manynodes.base.tree import encode
+from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import acquire
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
@@ -1178,7 +1179,9 @@ def test_an_operation_that_cannot_be_repeated_exactly_is_named_once_and_kept(
     )  # fmt: skip
     run = RUN | {"model": f"{network}:make", "epochs": 2, "learning_rate": 0.001}
     run.pop("widths")
-    done = complete(output, digits, **run)
+    (output / "state").mkdir(parents=True)
+    incidents.add(output / "state", incidents.SLOW, "in an earlier training")
+    done = complete(output, digits, "--resume", "fresh", **run)
     line = "put_ cannot be repeated exactly on this device: the last bits"
     assert done.said.count(f"train: warning: {line}") == 1, done.said
     assert "deterministic" not in done.said

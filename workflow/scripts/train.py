@@ -153,8 +153,6 @@ def train(
         stop = listen(contract.stop_at, BLOCKED if process.device.type == "cuda" else None)
         owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
         staged = staged_here(data, process, contract, args.scratch)
-        if staged.status == "fallback" and process.local_rank == 0:
-            print(staged)
         # Rank 0 alone decides what is resumed.
         code = with_network(code_sha256("train.py"), run.model) if process.first else ""
         ranks = gather(placement(process, staged), process)
@@ -163,8 +161,6 @@ def train(
         probed = probe(process, hosts, shared, here) if args.probe else None
         request = Request(run, data.sha256, code, name, args.resume)
         initial = sha256_of_start(run) if owner else ""
-        if process.first:
-            tell_inexact(folder)
         training = begin(request, folder, process, data, staged, args.images_in)
         if owner:
             owner.begin_at(training.epoch, training.step)
@@ -254,6 +250,8 @@ def staged_here(
     all of them only to check them again.
     """
     own = stage(data, scratch, contract.job_scratch) if process.local_rank == 0 else None
+    if own and own.status == "fallback":
+        print(own)
     found = gather(asdict(own) if own else None, process)
     everywhere = decode(broadcast(encode(found), process))
     return Staged(**everywhere[process.rank - process.local_rank])
@@ -314,9 +312,11 @@ def begin(
     Rank 0 reads it and broadcasts it: a file that one node wrote may be seen late on another.
     """
     content, skipped = newest(folder, request, tell) if process.first else (b"", [])
-    if process.first and request.resume == "fresh" and not content:
-        # Nothing of an earlier training is left. What the first passes note stays.
-        incidents.forget(folder)
+    if process.first:
+        if request.resume == "fresh" and not content:
+            # Nothing of an earlier training is left.
+            incidents.forget(folder)
+        tell_inexact(folder)
     content = broadcast(content, process)
     state = State.decode(content) if content else None
     if state:
