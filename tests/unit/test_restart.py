@@ -36,7 +36,7 @@ def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"])
     training.reach(3)
     os.kill(training.find("train.py")[1], signal.SIGKILL)
-    until(lambda: "starting again" in training.said)
+    until(lambda: "starting again" in training.said, training.process)
     os.kill(training.process.pid, signal.SIGTERM)
     assert training.end() in (1, 75), training.said
     *_, last = training.said.splitlines()
@@ -70,7 +70,7 @@ def test_paused_killed_stopped_and_suspended_a_training_goes_on(
     # However often it is killed, and however soon.
     for kills in range(1, 3):
         os.kill(training.find("train.py")[-1], signal.SIGKILL)
-        seconds = until(lambda wanted=kills: again() == wanted)
+        seconds = until(lambda wanted=kills: again() == wanted, training.process)
         # The other rank ends by itself: after 10 s where all took eight times as long (measured).
         assert seconds < SUPERVISE_GRACE
         # In this start: the last one may have printed some epochs more.
@@ -78,7 +78,7 @@ def test_paused_killed_stopped_and_suspended_a_training_goes_on(
     # A stopped rank is named and replaced.
     os.kill(training.find("train.py")[1], signal.SIGSTOP)
     since = time.monotonic()
-    until(lambda: again() == 3)
+    until(lambda: again() == 3, training.process)
     print(f"named {time.monotonic() - since - patience:.1f} s after the time-out")
     training.reach(training.epochs[-1] + 2)
     # As a scheduler suspends a job: all of its processes, for longer than they wait for each other.
@@ -164,7 +164,9 @@ def test_a_rank_that_raises_or_hangs_in_its_network_is_named_and_replaced(
     for number, what in enumerate(("raise", "hang"), 1):
         training.reach(4 * number)
         (faulty / "fault").write_text(what)
-        until(lambda wanted=number: training.said.count("starting again") == wanted)
+        until(
+            lambda wanted=number: training.said.count("starting again") == wanted, training.process
+        )
     assert training.end() == 0, training.said
     assert result(training.output) == result(faulty / "alone")
     raised, hung = (line for line in training.said.splitlines() if "starting again" in line)
