@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +63,12 @@ def test_the_fuzzer_sees_what_is_wrong(tmp_path, monkeypatch) -> None:
     assert "ZeroDivisionError" in (tried(material, lambda _: 1 // 0, monkeypatch) or "")
     assert tried(material, lambda _: material.canary.touch(), monkeypatch) == "the canary was made"
     monkeypatch.setattr(fuzz, "SECONDS", 1)
-    assert tried(material, lambda _: fuzz.time.sleep(10), monkeypatch) == "not done after 1 s"
+    late = "not done after 1 s of a CPU, or {} s"
+    assert tried(material, lambda _: any(False for _ in count()), monkeypatch) == late.format(
+        fuzz.WAITING
+    )
+    monkeypatch.setattr(fuzz, "WAITING", 1)
+    assert tried(material, lambda _: fuzz.time.sleep(10), monkeypatch) == late.format(1)
 
 
 def tried(material: fuzz.Material, reader, monkeypatch) -> str | None:

@@ -691,6 +691,7 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(tmp_path)
     processes = [subprocess.Popen([*command, str(folder)]) for folder in launches]
     folders = [temporary(process) for process in processes]
     assert len(set(folders)) == 2
+    until(lambda: len(list(tmp_path.glob("[01]/[01]"))) == 4, *processes)
     assert [process.wait() for process in processes] == [0, 0]
     sizes, ports = zip(
         *(json.loads((folder / rank).read_text()) for folder in launches for rank in "01"),

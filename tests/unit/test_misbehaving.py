@@ -96,8 +96,8 @@ def test_the_colours_of_an_error_are_not_told(tmp_path: Path) -> None:
             '\x1b[1;35mValueError\x1b[0m: \x1b[35mno file\x1b[0m\\n')
         sys.exit(1)
         """,
-        capture_output=True,
-    )
+        "--output", tmp_path / "run", capture_output=True,
+    )  # fmt: skip
     assert done.returncode == 1
     assert "ValueError: no file" in done.stderr
     assert "\x1b" not in done.stderr.splitlines()[-1]

@@ -24,12 +24,12 @@ from trainings import (
 SEED = 20261121
 # By fault: how the ranks are connected; no weight depends on it.
 FAULTS = {
-    "SIGKILL train.py": "gloo",
+    "SIGKILL train.py": "nccl",
     "SIGKILL launch.py": "nccl",
     "SIGKILL supervise.py": "gloo",
     "SIGKILL torchrun.py": "gloo",
     # To what stands between them: test_launch.py.
-    "SIGTERM train.py": "nccl",
+    "SIGTERM train.py": "gloo",
     "SIGTERM launch.py": "nccl",
     "SIGUSR1 train.py": "nccl",
     "time is up": "nccl",
