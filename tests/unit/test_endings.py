@@ -141,6 +141,10 @@ def test_an_error_without_a_message_is_named_by_its_place() -> None:
     # Without its source.
     lines = (lines[0], lines[3], "KeyError")
     assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error.endswith("KeyError in load (c.py:1)")
+    # The frames of a crash later are none of its own.
+    crashed = ("Fatal Python error: Aborted", "Current thread 0x7f (most recent call first):")
+    lines = (*lines, *crashed, '  File "/a/d.py", line 5 in wait')
+    assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error.endswith("KeyError in load (c.py:1)")
 
 
 def test_last_words_of_a_refusal_are_its_line() -> None:

@@ -278,8 +278,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     """
     args.nodes = args.nodes or len(scheduler.hosts) or 1
     reads = parse_option("--reads", args.reads)
-    # The rules have checked theirs.
-    if reads and not args.sources:
+    # The rules have checked theirs, which name what is installed.
+    if reads and "installed" not in reads:
         by_hand = {"experiment": "by_hand", "command": ["launch"]}
         refuse_bad_places(Keys(False, None).validate(by_hand | reads))
     if args.launcher == "none" and args.nproc_per_node > 1:
@@ -466,7 +466,7 @@ class Program:
         Raises:
             Refusal: it cannot be started, or not all nodes have reported.
         """
-        args, scheduler = self.args, self.scheduler
+        args, scheduler, job = self.args, self.scheduler, self.job
         with ExitStack() as files:
             step = files.enter_context(self.step())
             if "PET_RDZV_ID" in step.private:
@@ -485,8 +485,7 @@ class Program:
             processes, patience = self.geometry.world_size, args.timeout or TIMEOUT
             over = Event()
             files.callback(over.set)
-            warning = (scheduler, self.job, over)
-            Thread(target=warn_of_a_lower_limit, args=warning, daemon=True).start()
+            Thread(target=warn_of_a_lower_limit, args=(scheduler, job, over), daemon=True).start()
             look = told_of_unfinished(lines, processes, patience, partial(warn, log))
             commands = scheduler.commands(step)
             outcome = run_all(commands, output, stop, LAUNCH_GRACE, args.end_with, look)
@@ -501,8 +500,7 @@ class Program:
             if args.collect:
                 collect(args, sent(lines, "result"))
             return None
-        starter = scheduler.starter.format(outcome.failed or 0)
-        source = Source(starter, lost or said, self.job.inspect)
+        source = Source(scheduler.starter.format(outcome.failed or 0), lost or said, job.inspect)
         first = first_failure(
             outcome,
             [Ending(**each) for each in sent(lines, "ending")],
@@ -685,8 +683,8 @@ def record(args: argparse.Namespace, failure: Failure) -> None:
 
 
 def write(log: Log, *lines: str) -> None:
-    # A full disk must not hide what follows.
-    with suppress(OSError):
+    # A full disk must not hide what follows, nor a log that is closed already.
+    with suppress(OSError, ValueError):
         print(*lines, sep="\n", file=log, flush=True)
 
 

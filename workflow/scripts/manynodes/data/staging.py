@@ -217,6 +217,9 @@ def copy_once(source: DataFolder, target: Path) -> str:
                 refuse_damaged(source)
                 raise OSError(errno.EIO, "the written copy reads back damaged", str(target.parent))
             work.rename(target)
+        except FileNotFoundError:
+            refuse_damaged(source)
+            raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 # copyfile names the file that it read instead of the one that it could not write.

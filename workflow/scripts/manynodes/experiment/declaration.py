@@ -3,15 +3,17 @@
 Free of torch, because Snakemake reads the configuration in every dry run.
 """
 
+import hashlib
+import importlib.util
 import json
 import math
 import re
-import runpy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -67,7 +69,7 @@ class Declaration:
         if not path.is_file():
             return
         try:
-            function = loaded(path.resolve())["check"]
+            function = loaded(path.resolve()).check
             function(dict(parameters), dict(geometry), dataset and dict(dataset))
         except (Refusal, ValueError) as problem:
             raise Refusal(f"config: {problem}") from None
@@ -78,13 +80,19 @@ class Declaration:
 
 
 @cache
-def loaded(path: Path) -> dict[str, Any]:
-    """What a file defines; it may import what lies beside it."""
+def loaded(path: Path) -> ModuleType:
+    """A module from its file; it may import what lies beside it."""
+    name = f"check_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec
+    assert spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
-        return runpy.run_path(str(path))
+        spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent))
+    return module
 
 
 def declaration_of(config: Mapping[str, Any]) -> Declaration | None:

@@ -451,7 +451,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         )
     wanted_numbers = NUMBERS_WANTED.get(limit) if isinstance(limit, int) else None
     # Any other list, such as environment.modules, has another limit.
-    of_runs = schema.get("maxItems") == MOST_RUNS
+    of_runs = isinstance(schema, Mapping) and schema.get("maxItems") == MOST_RUNS
     values = "one value" if limit == 1 else f"{limit} values"
     fewest = "an axis needs at least one value" if of_runs else f"give at least {values}"
     most = f"an experiment has at most {limit} runs" if of_runs else f"the most is {limit}"

@@ -63,9 +63,9 @@ BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
 WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.$")
 # A progress bar of tqdm's.
 BAR = re.compile(r"\d%\|.*\|")
-# An exception without a message, and a frame of where one was raised, or of a crash.
+# An exception without a message, and where one was raised.
 SILENT = re.compile(r"[\w.]+")
-FRAME = re.compile(r'[ >] File "(.+)", line (\d+),? in (.+)')
+FRAME = re.compile(r'[ >] File "(.+)", line (\d+), in (.+)')
 
 # All that C++ says if torch's thread still holds a tensor while Python ends, well or with an error.
 # 15 of 63 starts of programs of four lines that do not destroy their process group ended so (torch
@@ -85,9 +85,11 @@ CRASH = re.compile(
 )
 CHECK = re.compile(r"(?:\[?F\d{4} |.*: F ).*?(\S+:\d+)\] (.*)")
 MOST_CHECK = 300  # characters of a line in which it is looked for
-# The files of Python and of packages, also of another Python than this one, such as a container's;
-# NVIDIA's have torch in dist-packages.
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
+# A frame in Python's report of a crash, the innermost one first; and the files of Python and of
+# packages, also of another Python than this one, such as a container's; NVIDIA's have torch in
+# dist-packages. What begins with < is no file; code of `python -c` is the user's.
+CRASHED_IN = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d[\d.]*t?/|^<(?!string|stdin)")
 
 # Frames that rich draws around text, and their lower edge.
 EDGE = re.compile(r"[╰└┗╚][─━═]+[╯┘┛╝]$")
@@ -273,8 +275,7 @@ def crash(lines: Sequence[str]) -> str:
             break
     starts = [number for number, line in enumerate(lines) if line.startswith(FATAL)]
     report = lines[starts[-1] :] if starts else ()
-    # The innermost frame first.
-    stack = map(FRAME.match, dropwhile(lambda line: not CURRENT.match(line), report))
+    stack = map(CRASHED_IN.match, dropwhile(lambda line: not CURRENT.match(line), report))
     frames = [frame.groups() for frame in stack if frame]
     own = [frame for frame in frames if not LIBRARY.search(frame[0])]
     place = "".join(f" {located(*frame)}" for frame in (own or frames)[:1])
