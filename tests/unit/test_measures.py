@@ -37,6 +37,7 @@ from manynodes.programs.folders import (
     read_request,
     starts_of,
 )
+from manynodes.programs.outputs import publish
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
     LogRows,
@@ -55,7 +56,6 @@ from manynodes.reporting.metrics import newest, read_metrics, write_metrics
 from manynodes.reporting.results import changed, same
 from manynodes.schedulers.base import Command
 from programs import ABOUT, ROOT
-from publish import publish
 
 
 @pytest.mark.parametrize(

@@ -343,11 +343,12 @@ def test_numbers_that_a_program_writes_in_its_own_way_are_seen_while_it_runs(
 def test_a_table_is_seen_as_it_is_read_when_the_program_has_ended(tmp_path) -> None:
     """With a byte order mark, blanks around its names, and names that are there again."""
     config = {"experiment": "x", "program": "p.py", "parameters": {"epochs": 4}}
-    (tmp_path / "run/work").mkdir(parents=True)
+    metrics = tmp_path / "run" / "work" / "metrics.csv"
+    metrics.parent.mkdir(parents=True)
     rows = "epoch, loss,seconds\n1,0.9,10\n2,0.8,10\nepoch, loss,seconds\n3,0.7,10\n"
-    (tmp_path / "run/work/metrics.csv").write_text(rows, encoding="utf-8-sig")
+    metrics.write_text(rows, encoding="utf-8-sig")
     (found,) = read_all(Experiment.from_config(config), tmp_path)
-    read = read_rows(tmp_path / "run/work/metrics.csv")
+    read = read_rows(metrics)
     assert read == [{"epoch": str(epoch), "loss": str(1 - epoch / 10), "seconds": "10"}
                     for epoch in (1, 2, 3)]  # fmt: skip
     assert (found.counts, found.epochs, time_left(read, found.epochs)) == ("epoch", 4, 10)

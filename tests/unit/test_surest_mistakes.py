@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import numpy as np
@@ -93,14 +92,14 @@ def test_large_pictures_are_shrunk_and_any_pixels_shown() -> None:
     images = np.zeros((3, 300, 150, 2), np.float32)
     images[1, :, 75:, 0] = 4.5
     shown = mistakes.surest(few, images)
-    assert [each["file"] for each in shown] == ["test image 1", "test image 2", "test image 0"]
-    with Image.open(io.BytesIO(shown[0]["picture"])) as picture:
+    assert [each.file for each in shown] == ["test image 1", "test image 2", "test image 0"]
+    with Image.open(io.BytesIO(shown[0].picture)) as picture:
         assert (picture.size, picture.mode, picture.getextrema()) == ((48, 96), "L", (0, 255))
     many = table(np.zeros(30, bool), np.linspace(0.1, 1, 30))
     colours = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), np.uint8)
     shown = mistakes.surest(many, colours)
     assert len(shown) == 24
-    with Image.open(io.BytesIO(shown[0]["picture"])) as picture:
+    with Image.open(io.BytesIO(shown[0].picture)) as picture:
         np.testing.assert_array_equal(np.asarray(picture), colours[29])
     assert mistakes.surest(table(np.ones(3, bool), np.ones(3)), images) == []
 
@@ -131,7 +130,7 @@ def test_the_name_of_a_mistake_is_a_link_to_its_file(tmp_path: Path) -> None:
         assert html.unescape(label) == "/".join(name.split("/")[-2:])
 
 
-def rendered(shown: list[dict[Any, Any]]) -> str:
+def rendered(shown: list[mistakes.Mistake]) -> str:
     """The page of an experiment with these mistakes."""
     experiment = Experiment.from_json(json.dumps({"experiment": "x"}))
     confusion = [{"run": "run", "true_class": 0, "true_name": "a", "predicted_class": 0,

@@ -155,7 +155,7 @@ def share_gpus():
 call_when_planned(share_gpus)
 
 
-# Runs whose program has ended before: their jobs only take its results, see `launch.launch`.
+# Runs whose program has ended before: their jobs only take its results, see `launch.check_again`.
 ENDED = set()
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -38,6 +37,7 @@ from manynodes.reporting import (
 )
 from manynodes.reporting.figures import STYLE
 from manynodes.reporting.metrics import telling_first
+from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import Numbers
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.tables import refuse_mixture, write_table
@@ -93,7 +93,7 @@ def aggregate(args: argparse.Namespace) -> None:
     figures, undrawn = figures_of(experiment, runs, tables, results, experiment.name + partial)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
 
-    worst, seen = list[dict[Any, Any]](), ""
+    worst, seen = list[Mistake](), ""
     if "confusion" in tables and experiment.built_in:
         drawn, worst, seen = judged(experiment, runs, tables["confusion"], data, args)
         figures |= drawn
@@ -135,7 +135,7 @@ def judged(
     confused: pd.DataFrame,
     data: Mapping[str, DataFolder],
     args: argparse.Namespace,
-) -> tuple[dict[str, Figure], list[dict[Any, Any]], str]:
+) -> tuple[dict[str, Figure], list[Mistake], str]:
     """What the predictions of the most accurate run show: figures, its surest mistakes, and a
     sentence on test images that are in the training too.
 
@@ -152,7 +152,7 @@ def judged(
     def address(file: str) -> str:
         return mistakes.address_of(file, args.images, args.output) if args.images else ""
 
-    worst, seen = list[dict[Any, Any]](), ""
+    worst, seen = list[Mistake](), ""
     if (found := data.get(str(experiment.runs[names[0]].dataset))) is not None:
         # No number depends on the pictures.
         with told_if_unusable():

@@ -53,13 +53,13 @@ def main() -> None:
 
 def compare_images(before: Path, after: Path) -> None:
     """Compare two runs image by image."""
-    n, b, c, views = difference.discordance(before, after)
-    if views[0] != views[1]:
-        both = " and ".join(VIEWS[each] for each in views)
-        print(f"warning: they are of {both} of the test images", file=sys.stderr)
+    found = difference.discordance(before, after)
+    if found.views[0] != found.views[1]:
+        views = " and ".join(VIEWS[each] for each in found.views)
+        print(f"warning: they are of {views} of the test images", file=sys.stderr)
     tell(
-        f"of {n:,} test images, b = {b:,} are right only before and c = {c:,} only after; "
-        f"McNemar's test (exact): p = {difference.mcnemar(b, c):.3g}"
+        f"of {found.n:,} test images, b = {found.before:,} are right only before and c = "
+        f"{found.after:,} only after; McNemar's test (exact): p = {found.p:.3g}"
     )
 
 

@@ -290,13 +290,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     if has_ended(args) and args.resume == "exact" and not args.dry_run:
         job = job_of_ended(args, scheduler)
         if args.trains:
-            # Its results are only read again, without its nodes and GPUs.
-            make_ready(args, job)
-            with log_of(args.log, args.rank_logs):
-                args.begun = True
-                if begin_attempt(args, job):
-                    ended = Folders(args.output).ended
-                    raise Refusal(f"{ended} is gone; run the same command again")
+            check_again(args, job)
             return
         args.nodes = len(job.hosts)
     launcher = find_launcher(args.launcher, scheduler)
@@ -336,6 +330,19 @@ def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:
         with suppress(Refusal):
             return scheduler.allocation(1)
         raise
+
+
+def check_again(args: argparse.Namespace, job: Allocation) -> None:
+    """Let the results of a program that has ended be read again, without its nodes and GPUs.
+
+    Raises:
+        Refusal: as `begin_attempt`, or `launch`.
+    """
+    make_ready(args, job)
+    with log_of(args.log, args.rank_logs):
+        args.begun = True
+        if begin_attempt(args, job):
+            raise Refusal(f"{Folders(args.output).ended} is gone; run the same command again")
 
 
 def gpus_for(

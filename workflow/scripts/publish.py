@@ -11,8 +11,6 @@ It writes to --output:
 """
 
 import argparse
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, told_in_one_line
+from manynodes.base.errors import LONGEST_REPORT, one_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.provenance import git_state, now
 from manynodes.base.reading import read_json
@@ -32,11 +30,11 @@ from manynodes.experiment.config import parse_option
 from manynodes.programs.folders import (
     ENVIRONMENT,
     REPOSITORY,
-    UNFINISHED,
     Folders,
     read_request,
     trace,
 )
+from manynodes.programs.outputs import publish
 from manynodes.programs.user_numbers import (
     metrics_of,
     newest_last,
@@ -108,72 +106,6 @@ def main() -> None:
         write_result(folders.run / "result.json", result)
         atomic.write_json(folders.run / "run.json", about(folders, args.outputs, environment))
         replaced.forget(folders.run)
-
-
-def publish(folders: Folders, outputs: Sequence[str]) -> None:
-    """Put the declared outputs into `outputs/`, all or none.
-
-    They share their bytes with those in the results folder where the file system can.
-
-    Raises:
-        Refusal: one is missing.
-    """
-    for path in outputs:
-        if (folders.work / path).is_dir() and not path.endswith("/"):
-            raise Refusal(f"{folders.work / path} is a folder; write {path}/ in outputs")
-        if (folders.work / path).is_file() and path.endswith("/"):
-            raise Refusal(f"{folders.work / path} is a file; write {path.rstrip('/')} in outputs")
-    missing = [path for path in outputs if not (folders.work / path).exists()]
-    if missing:
-        raise Refusal(
-            f"{missing[0]} is not in {folders.work}, though the program ended with 0; write it "
-            "there (LAUNCH_RESULTS), or correct outputs"
-        )
-    shutil.rmtree(folders.outputs, ignore_errors=True)
-    folders.outputs.mkdir(parents=True, exist_ok=True)
-    for path in outputs:
-        source, target = folders.work / path, folders.outputs / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            copy_folder(source, target, folders.work.resolve())
-        else:
-            # A link such as latest.pt would lead nowhere from the other folder.
-            replaced.link_or_copy(source.resolve(), target)
-
-
-def copy_folder(source: Path, target: Path, work: Path, seen: Sequence[Path] = ()) -> None:
-    """Copy a folder, without files that `launched.save` has not written to their end. Links in it
-    stay links, which may lead into a circle or nowhere; a link to a file outside, or to another
-    folder of `work`, becomes what it leads to, because it would lead nowhere from the other folder.
-
-    Args:
-        seen: the folders in which a link has led here.
-    """
-    inside = source.resolve()
-    seen = (*seen, inside)
-    for parent, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if not name.endswith(UNFINISHED)]
-        there = target / Path(parent).relative_to(source)
-        there.mkdir(parents=True, exist_ok=True)
-        for name in (*folders, *names):
-            path = Path(parent, name)
-            outside = path.is_file() and not path.resolve().is_relative_to(inside)
-            if path.is_symlink() and path.is_dir() and is_another(path.resolve(), work, seen):
-                copy_folder(path.resolve(), there / name, work, seen)
-            elif path.is_symlink() and not outside:
-                lead = path.readlink()
-                if path.exists() and path.resolve().is_relative_to(inside):
-                    # An absolute one would lead to the folder that the next training empties.
-                    lead = Path(os.path.relpath(path.resolve(), path.parent.resolve()))
-                (there / name).symlink_to(lead)
-            elif path.is_file():
-                replaced.link_or_copy(path.resolve(), there / name)
-
-
-def is_another(folder: Path, work: Path, seen: Sequence[Path]) -> bool:
-    """Whether a folder lies in `work` beside others, neither above nor below any of them."""
-    near = any(each.is_relative_to(folder) or folder.is_relative_to(each) for each in seen)
-    return folder.is_relative_to(work) and not near
 
 
 def tell_empty(folders: Folders) -> None:

@@ -317,8 +317,9 @@ def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> tuple
             different = ", ".join(request.differs(state))
             # With `fresh`, a job still resumes its own states; otherwise it would start over after
             # each requeue.
-            own = any(job_of(each["by"]) == job_of(request.by) for each in state.attempts)
-            reason = "is not resumed, as requested" if request.resume == "fresh" and not own else ""
+            of_this_job = any(job_of(each["by"]) == job_of(request.by) for each in state.attempts)
+            skipped_as_asked = request.resume == "fresh" and not of_this_job
+            reason = "is not resumed, as requested" if skipped_as_asked else ""
             # The results of a finished run are complete, so its states may be skipped.
             ended |= state.finished
         except ValueError as problem:

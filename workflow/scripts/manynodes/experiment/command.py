@@ -190,13 +190,8 @@ def files_of(words: Sequence[str], directory: str | None) -> list[str]:
     found: list[str] = []
     for before, word in pairwise(["", *words]):
         path = place_of(word, directory)
-        if is_file(path) and (
-            path == word.removeprefix(HERE)
-            or path.endswith(".py")
-            or os.access(path, os.X_OK)
-            or has_interpreter(path)
-            or INTERPRETER.match(Path(before).name)
-        ):
+        from_here = path == word.removeprefix(HERE)
+        if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
             found.append(path)
     return found
 
@@ -211,6 +206,10 @@ def code_of(words: Sequence[str], directory: str | None) -> list[str]:
         for path in files_of(words, directory)
         if path == started or Path(path).suffix in SCRIPTS or has_interpreter(path)
     ]
+
+
+def is_script(path: str) -> bool:
+    return path.endswith(".py") or os.access(path, os.X_OK) or has_interpreter(path)
 
 
 def has_interpreter(path: str) -> bool:

@@ -190,20 +190,28 @@ def doubts(before: Results, after: Results) -> list[str]:
         found.append("their accuracies are of different views of the test images")
     if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
         found.append("only one of them is the mean of several folds")
-    for each in (before, after):
-        runs, of = each.experiment.runs, f"runs of {each.experiment.name}"
-        if names := [name for name in runs if name not in each.numbers]:
-            verb = "is" if len(names) == 1 else "are"
-            found.append(f"{len(names)} of {len(runs)} {of} {verb} not finished, and left out: "
-                         f"{shortened(names)}")  # fmt: skip
-        counts = Counter(name for numbers in each.numbers.values() for name in numbers)
-        for name, count in counts.items():
-            if without := len(each.numbers) - count:
-                have = "has" if without == 1 else "have"
-                found.append(f"{without} of {len(each.numbers)} {of} {have} no {name}")
+    found += [line for each in (before, after) for line in (*left_out(each), *without(each))]
     if changed := other_packages(before.versions, after.versions):
         found.append(f"their packages differ: {changed}")
     return found
+
+
+def left_out(results: Results) -> list[str]:
+    """The runs of an experiment that are not compared, in a line if there are any."""
+    runs = results.experiment.runs
+    names = [name for name in runs if name not in results.numbers]
+    verb = "is" if len(names) == 1 else "are"
+    return [f"{len(names)} of {len(runs)} runs of {results.experiment.name} {verb} not finished, "
+            f"and left out: {shortened(names)}"] if names else []  # fmt: skip
+
+
+def without(results: Results) -> list[str]:
+    """For each number that only some runs of an experiment have, how many have none."""
+    runs = results.numbers.values()
+    counts = Counter(name for numbers in runs for name in numbers)
+    return [f"{without} of {len(runs)} runs of {results.experiment.name} "
+            f"{'has' if without == 1 else 'have'} no {name}"
+            for name, count in counts.items() if (without := len(runs) - count)]  # fmt: skip
 
 
 def compare(before: Results, after: Results) -> list[Difference]:
@@ -344,9 +352,26 @@ def interval(before: list[float], after: list[float], paired: bool) -> tuple[flo
     return float(found.low), float(found.high)
 
 
-def discordance(before: Path, after: Path) -> tuple[int, int, int, tuple[str, str]]:
-    """How many test images two runs have, how many of them only the first and only the second has
-    right, and the views of each.
+@dataclass(frozen=True)
+class Discordance:
+    """Two runs on the same test images.
+
+    Attributes:
+        n: number of images.
+        before, after: images that only this run has right.
+        p: of McNemar's test that both runs are equally often right.
+        views: of each run.
+    """
+
+    n: int
+    before: int
+    after: int
+    p: float
+    views: tuple[str, str]
+
+
+def discordance(before: Path, after: Path) -> Discordance:
+    """The images of which only one of two runs is right.
 
     Args:
         before, after: results/<experiment>/<run>.
@@ -365,8 +390,9 @@ def discordance(before: Path, after: Path) -> tuple[int, int, int, tuple[str, st
     right, now_right = (
         each.table["true_class"] == each.table["predicted_class"] for each in (one, other)
     )
-    b, c = int((right & ~now_right).sum()), int((now_right & ~right).sum())
-    return len(right), b, c, (one.views, other.views)
+    only, now_only = int((right & ~now_right).sum()), int((now_right & ~right).sum())
+    p = mcnemar(only, now_only)
+    return Discordance(len(right), only, now_only, p, (one.views, other.views))
 
 
 def of_images(run: Path) -> Predictions:

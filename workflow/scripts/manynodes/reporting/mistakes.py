@@ -3,8 +3,8 @@
 import io
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -17,12 +17,30 @@ MOST = 24  # pictures of a page
 SIDE = 96  # pixels of a picture's longer side, at most
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """A test image whose predicted class is not its true one.
+
+    Attributes:
+        file: its path in the user's folder; of other images, its row.
+        probability, true_probability: of the predicted and of the true class.
+        picture: a PNG file.
+        address: of its file, for a link of the page; empty if it is not known.
+    """
+
+    file: str
+    true_name: str
+    predicted_name: str
+    probability: float
+    true_probability: float
+    picture: bytes
+    address: str = ""
+
+
 def surest(
     table: pd.DataFrame, images: np.ndarray, address: Callable[[str], str] = lambda _: ""
-) -> list[dict[Any, Any]]:
-    """The mistakes with the highest probability, in descending order: rows of the table, of which
-    an image without a `file` has its row there, with `picture`, a PNG file, and `address`, for a
-    link of the page, which is empty if it is not known.
+) -> list[Mistake]:
+    """The mistakes with the highest probability, in descending order.
 
     Args:
         table: of `predictions.read`.
@@ -32,12 +50,15 @@ def surest(
     wrong = table[table["true_class"] != table["predicted_class"]]
     chosen = wrong.sort_values("probability", ascending=False, kind="stable")[:MOST]
     return [
-        each
-        | {
-            "file": each["file"] or f"test image {each['row']}",
-            "picture": picture(images[each["row"]]),
-            "address": address(each["file"]),
-        }
+        Mistake(
+            each["file"] or f"test image {each['row']}",
+            each["true_name"],
+            each["predicted_name"],
+            each["probability"],
+            each["true_probability"],
+            picture(images[each["row"]]),
+            address(each["file"]),
+        )
         for each in chosen.to_dict("records")
     ]
 

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
 from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
+from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import CHANGES, OF_SETTING
 from manynodes.reporting.results import VIEWS, counted, shortened
 from manynodes.reporting.tables import value_words
@@ -63,7 +64,7 @@ def report(
     results: Sequence[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, tuple[str, bytes]],
-    mistakes: Sequence[Mapping[Any, Any]] = (),
+    mistakes: Sequence[Mistake] = (),
     warned: Sequence[str] = (),
     manifests: Sequence[Mapping[str, Any]] = (),
     undrawn: Sequence[str] = (),
@@ -76,7 +77,7 @@ def report(
         results: columns of the summary with the results.
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
         figures: by name, the most important first: a sentence on what is drawn, and an SVG file.
-        mistakes: of the most accurate run, see `mistakes.surest`.
+        mistakes: of the most accurate run.
         warned: sentences such as of `in_train`; empty ones are left out.
         manifests: of the data sets.
         undrawn: names of figures that were left out.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, printable, reason, spreadsheet_text
+from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import file_sha256, read_bytes
 from manynodes.reporting.results import MOST_ROW, read_evaluation
 from manynodes.reporting.sums import REMAKE
@@ -44,7 +44,7 @@ def write(
     Returns:
         Its SHA-256.
     """
-    safe = [spreadsheet_text(printable(name)) for name in names]
+    safe = [spreadsheet_text(name) for name in names]
     with atomic.replacing(path) as temporary:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
