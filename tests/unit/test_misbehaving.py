@@ -37,15 +37,16 @@ class Program:
     """A program on two processes, on one node unless told otherwise, through launch."""
 
     def __init__(
-        self, folder: Path, text: str, command: list[str] | None = None, nodes: int = 1, **more: str
-    ):
+        self, folder: Path, text: str, command: list[str] | None = None, nodes: int = 1,
+        launcher: str = "torchrun", **more: str,
+    ):  # fmt: skip
         self.output = folder / "run"
         script = folder / "program.py"
         script.write_text(dedent(text))
         run = {"nodes": nodes, "nproc_per_node": 2 // nodes}
         words = [
-            sys.executable, SCRIPTS / "launch.py", "--nodes", nodes, "--cpus", 2,
-            "--nproc-per-node", 2 // nodes,
+            sys.executable, SCRIPTS / "launch.py", "--launcher", launcher, "--nodes", nodes,
+            "--cpus", 2, "--nproc-per-node", 2 // nodes,
             "--log", self.output / "train.log",
             "--output", self.output, "--run", json.dumps(run), "--",
             *(command or ["{python}", script]),
@@ -533,6 +534,37 @@ def test_a_scheduler_s_warning_ends_no_program(tmp_path) -> None:
     """
     done = launched(tmp_path, text, "--output", tmp_path / "run", capture_output=True)
     assert (done.returncode, done.stdout) == (0, "alive False\n"), done.stderr
+
+
+@pytest.mark.parametrize(("saves", "killed", "told"), [
+    (False, False,
+     "stopped; run the same command again, which starts over: nothing is saved, or named in "
+     "snapshots"),
+    (True, False, r"stopped \(SIGTERM\) with SIGTERM; saved in \S+; run the same command again"),
+    # As one whose handler waits for ever is after a while.
+    (True, True,
+     r"stopped \(SIGTERM\): it did not end by itself, and was killed; saved in \S+; run the same "
+     "command again"),
+], ids=["saves nothing", "saves", "is killed"])  # fmt: skip
+def test_asked_to_stop_it_tells_whether_the_same_command_starts_over(
+    tmp_path: Path, saves: bool, killed: bool, told: str
+) -> None:
+    text = f"""
+    import os, signal, time
+    if {killed}:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    if {saves}:
+        open(os.environ["LAUNCH_STATE"] + "/s", "w").close()
+    open("begun" + os.environ["LAUNCH_NODE_RANK"], "w").close()
+    time.sleep(1e9)
+    """
+    program = Program(tmp_path, text, nodes=2, launcher="none")
+    for node in (0, 1):
+        program.await_file(f"begun{node}")
+    program.process.terminate()
+    assert program.end() == 75
+    line = rf"^launch: program was interrupted: {told}; see \S+/train\.log$"
+    assert re.search(line, program.text, re.MULTILINE), program.text
 
 
 @pytest.mark.parametrize("how", ["raise OSError(28, 'full')", "os._exit(9)"])

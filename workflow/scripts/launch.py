@@ -80,7 +80,7 @@ from manynodes.launching.unfinished import place_of_unfinished, told_of_unfinish
 from manynodes.launching.whereabouts import Whereabouts
 from manynodes.programs import attempt
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
-from manynodes.programs.rank import saved_now
+from manynodes.programs.rank import place_saved, saved_now
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
@@ -577,8 +577,7 @@ class Program:
         note(args, failure.line)
         preempted = failure.kind == Kind.PREEMPTED
         if preempted and failure.again == Again.NO:
-            longer = " (if its time was up: with a longer runtime of evaluate)" * args.evaluate
-            failure = failure.then(f"run the same command again{longer}")
+            failure = failure.then(f"run the same command again{what_it_does(args)}")
         record(args, failure)
         write(log, *first.details, f"launch: {failure.line}")
         verb = "was interrupted" if preempted else "failed"
@@ -681,6 +680,15 @@ def state_of(args: argparse.Namespace) -> object:
     if not args.trains:
         return furthest(args.state)[0]
     return saved_now(Folders(args.output), task_of(args))
+
+
+def what_it_does(args: argparse.Namespace) -> str:
+    """What the same command does after a stop, if it does not only go on; to follow its name."""
+    if args.evaluate:
+        return " (if its time was up: with a longer runtime of evaluate)"
+    if args.trains and not place_saved(Folders(args.output), task_of(args)):
+        return ", which starts over: nothing is saved, or named in snapshots"
+    return ""
 
 
 def record(args: argparse.Namespace, failure: Failure) -> None:
