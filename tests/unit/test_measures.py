@@ -1019,39 +1019,44 @@ def test_what_a_tensorboard_writer_has_purged_is_left_out(
     assert metrics_of(tmp_path, {"tensorboard": name}) == [{"step": 400, "loss": 2}]
 
 
-@pytest.mark.parametrize(("saved", "first", "told"), [
+@pytest.mark.parametrize(("saved", "shift", "before", "first", "told"), [
     # As XGBoost prints its rounds in every start; one that starts over, or counts on.
-    (2, [0, 1, 2, 3], True), (0, [0, 1, 2, 3], False), (2, [2, 3, 4], False),
-    # One that was ended before it saved what its first row is of.
-    (2, [0], False),
+    (2, 9, [0, 1, 2, 3], [0, 1, 2, 3], "rows of 4 earlier counts are"),
+    (0, 9, [0, 1, 2, 3], [0, 1, 2, 3], ""), (2, 9, [0, 1, 2, 3], [2, 3, 4], ""),
+    # One row alone; one that was ended before it saved what its first row is of.
+    (2, 9, [0], [0, 1, 2], "row of an earlier start is"), (0, 9, [0], [0], ""),
+    (2, 0, [0], [0], ""),
+    # Rows of each batch, that count on.
+    (2, 9, [0, 0], [1, 1, 2, 2], ""),
 ])  # fmt: skip
 @pytest.mark.parametrize("of_log", [False, True])
 def test_rows_that_are_left_out_since_a_program_counts_from_the_beginning_are_told(
-    tmp_path: Path, saved: int, first: list[int], told: bool, of_log: bool
-) -> None:
+    tmp_path: Path, saved: int, shift: int, before: list[int], first: list[int], told: str,
+    of_log: bool,
+) -> None:  # fmt: skip
     folders = Folders(tmp_path)
     folders.work.mkdir()
-    before = [0, 1, 2, 3] if len(first) > 1 else [0]
     given = {"log": r"\[(?P<iter>\d+)\] loss (?P<loss>\S+)"} if of_log else "m.csv"
-    for files, counts in ((0, before), (saved, first)):
+    for files, more, counts in ((0, 0, before), (saved, shift, first)):
+        lines = [(count, more + number) for number, count in enumerate(counts)]
         note_start(folders)
         with acquire(folders.state, "job 1", print) as owner:
             owner.begin_at(7 * files, files)
         if isinstance(given, str):
             with (folders.work / given).open("a") as file:
                 file.write("iter,loss\n")
-                file.writelines(f"{count},{files + count}.5\n" for count in counts)
+                file.writelines(f"{count},{loss}.5\n" for count, loss in lines)
         else:
             rows = collected(folders, given)
-            for count in counts:
-                rows.take(f"[{count}] loss {files + count}.5")
+            for count, loss in lines:
+                rows.take(f"[{count}] loss {loss}.5")
             rows.write()
     # The results may be published again.
     for _ in range(2):
         metrics_of(tmp_path, given, lambda *again: note_anew(folders, *again))
     text = (
-        "the program had saved something when it last started, and counted from 0 again: the rows "
-        "of 4 earlier counts are left out; let it count on where it continues"
+        "the program had saved something when it last started, and counted from 0 again: the "
+        f"{told} left out; let it count on where it continues"
     )
     found = [(each.kind, each.text) for each in incidents.read(folders.state)]
     assert found == ([(incidents.ANEW, text)] if told else [])

@@ -636,12 +636,12 @@ def note_anew(folders: Folders, count: float, counts: int) -> None:
     found = None
     with suppress(OSError):
         found = look(folders.state / "owner.json")
-    # One that was ended between its first row and what it saves then, counts it again.
-    if counts < 2 or not found or found.record.position[1] < 1:
+    if not found or found.record.position[1] < 1:
         return
+    rows = f"rows of {counts} earlier counts are" if counts > 1 else "row of an earlier start is"
     text = (
         f"the program had saved something when it last started, and counted from {count:g} again: "
-        f"the rows of {counts} earlier counts are left out; let it count on where it continues"
+        f"the {rows} left out; let it count on where it continues"
     )
     if not any(each.text == text for each in incidents.read(folders.state)):
         incidents.add(folders.state, incidents.ANEW, text)
@@ -716,6 +716,8 @@ class LogRows:
         count = self.columns[0]
         self.rows = {at: row for row in before if (at := row[count]) is not None}
         self.begun = self.changed = False
+        # The first count of this start, if rows from there on are to be told of, and how many.
+        self.again = (math.nan, 0)
         self.anew = Anew()
         self.still = 0  # rows that the same count in another epoch has replaced
         self.count = math.nan  # of the newest line with one
@@ -745,12 +747,17 @@ class LogRows:
                     continue
                 still, self.count = count == self.count, count
                 if not self.begun:
-                    if self.rows and count <= min(self.rows):
-                        self.tell(count, len(self.rows))
+                    if count <= min(self.rows, default=-math.inf):
+                        self.again = (count, len(self.rows))
                     self.rows = {key: old for key, old in self.rows.items() if key <= count}
                 self.begun = self.changed = True
                 old = self.rows.get(count, dict.fromkeys(self.columns))
                 others = {name: value for name, value in row.items() if name not in counts}
+                # One alone is only repeated if the start before had not saved after it.
+                differs = not all(alike(old.get(name), value) for name, value in others.items())
+                if self.again[1] > 1 or (differs and self.again[0] == count):
+                    self.tell(*self.again)
+                    self.again = (math.nan, 0)
                 self.anew.take(count, others, old)
                 if still and known_epoch(old) and known_epoch(row):
                     self.still += is_still((count, old), (count, {**row}), (*counts, "epoch"))

@@ -130,8 +130,8 @@ def without_abandoned(
     starts = 0
     again = (0.0, 0)  # from where the last start counts, and the counts before, if it is the first
     seen: set[tuple[str, float]] = set()
-    following = next_counts(measured)
-    for (at, row), (_, numbers), after in zip(rows, measured, following, strict=True):
+    following, first = next_counts(measured), begun_again(measured, restarts)
+    for (at, row), (_, numbers), after, anew in zip(rows, measured, following, first, strict=True):
         names = given(numbers)
         # A row of its own is none of a restart, which goes on from there: such as a summary, or
         # validation that is counted in other units.
@@ -139,6 +139,7 @@ def without_abandoned(
         back = {name for name in lower if after[name] <= newest[name] and (name, at) in seen}
         if not back and all(times[name] < starts for name in lower):
             back = lower  # another column has told of the restart
+        back |= anew
         seen.update((name, at) for name in names)
         times.update(back)
         if any(times[name] > starts for name in back):
@@ -156,6 +157,24 @@ def without_abandoned(
     if again[1] and starts == restarts:
         tell(*again)
     return kept
+
+
+def begun_again(rows: Sequence[Counted], restarts: int) -> list[set[str]]:
+    """For each row the columns in which a program that had written one count only has begun with
+    that again: they have another number than in the row before. A program that writes several rows
+    of each count does that later too.
+    """
+    newest: dict[str, Counted] = {}
+    found: list[set[str]] = []
+    for at, row in rows:
+        before = {name: newest[name] for name in given(row) & newest.keys()}
+        found.append({name for name, (count, old) in before.items()
+                      if count == at and not alike(old[name], row[name] or 0)})  # fmt: skip
+        newest |= dict.fromkeys(given(row), (at, row))
+    last = max((number for number, names in enumerate(found) if names), default=-1)
+    often = max(Counter(name for names in found for name in names).values(), default=0)
+    alone = len({at for at, _ in rows[: last + 1]}) == 1
+    return found if alone and often <= restarts else [set() for _ in rows]
 
 
 def rises_with_falls(rows: Sequence[Counted], count: str, counts: Collection[str]) -> bool:
