@@ -1,9 +1,11 @@
 """What this workflow patches in Snakemake: its handler of SIGTERM, and how it finds changes."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Set
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from forked import server
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
+from manynodes.experiment.installed_program import ask
 from waiting import until
 
 RULES = Path(__file__).parents[2] / "workflow/rules"
@@ -142,6 +145,15 @@ def test_a_second_ctrl_c_keeps_no_hook_from_running(tmp_path: Path, patched: boo
     assert process.returncode != 0
 
 
+def command(path: Path, runs: Set[str] = frozenset()) -> tuple[SimpleNamespace, Experiment]:
+    """What a Snakemake has of a configuration."""
+    from session.configuration import folder_of
+
+    settings = SimpleNamespace(configfiles=[path])
+    workflow = SimpleNamespace(configfiles=[path], config_settings=settings)
+    return workflow, Experiment.from_files(read_config(path), [folder_of(path)], runs)
+
+
 def test_jobs_read_the_configuration_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,12 +167,6 @@ def test_jobs_read_the_configuration_as_it_was(
     config, table = Path("mine/a.yaml"), Path("mine/runs.csv")
     config.write_text("experiment: a\ncommand: ['true', '{lr}']\nruns: runs.csv\n")
     table.write_text("lr\n1\n2\n")
-
-    def command(path: Path, runs: Set[str] = frozenset()) -> tuple[SimpleNamespace, Experiment]:
-        settings = SimpleNamespace(configfiles=[path])
-        workflow = SimpleNamespace(configfiles=[path], config_settings=settings)
-        return workflow, Experiment.from_files(read_config(path), [folder_of(path)], runs)
-
     workflow, experiment = command(config)
     first, *_ = experiment.runs
     parsed = {config: config.read_bytes()}
@@ -171,11 +177,45 @@ def test_jobs_read_the_configuration_as_it_was(
     # Another run does not matter to this one's job.
     table.write_text("lr\n1\n2\n3\n")
     job = command(copy.absolute(), {first})
-    configuration.refuse_other(*job)
+    configuration.as_submitted(*job)
     assert job[1].runs[first].command == ("true", "{lr}")
     table.write_text("lr\n1.5\n")
     with pytest.raises(Refusal, match="has other values than when this job was submitted"):
-        configuration.refuse_other(*command(copy))
+        configuration.as_submitted(*command(copy))
+
+
+def test_a_job_need_not_see_the_folder_of_an_environment_that_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs the copy: where a module of it lies and what is locked was known before."""
+    monkeypatch.syspath_prepend(RULES)
+    from session import configuration
+
+    monkeypatch.chdir(tmp_path)
+    venv.create("project/.venv", symlinks=True)
+    (packages,) = Path("project/.venv").glob("lib/python3*/site-packages")
+    (packages / "mine.pth").write_text(str(tmp_path / "src"))
+    Path("src/mypkg").mkdir(parents=True)
+    for name in ("train", "test"):
+        Path(f"src/mypkg/{name}.py").write_text(f"print('{name}')\n")
+    Path("project/uv.lock").write_text("version = 1\n")
+    config = Path("e.yaml")
+    config.write_text("experiment: e\nprogram: mypkg.train\nevaluate: mypkg.test\n"
+                      "environment: {uv: project, stage: true}\n")  # fmt: skip
+    workflow, experiment = command(config)
+    configuration.keep(workflow, experiment, {config: config.read_bytes()})
+    (copy,) = workflow.config_settings.configfiles
+
+    def known(experiment: Experiment) -> list[object]:
+        hashes = experiment.sources_sha256, experiment.code_sha256, experiment.evaluation_sha256
+        return [*hashes, json.dumps(experiment.reads)]
+
+    before = known(experiment)
+    ask.cache_clear()
+    Path("project").rename("elsewhere")
+    assert known(configuration.as_submitted(*command(copy.absolute()))) == before
+    with pytest.raises(Refusal):
+        known(command(copy.absolute())[1])
 
 
 def test_a_job_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:

@@ -73,9 +73,9 @@ try:
     EXPERIMENT = Experiment.from_files(config, FOLDERS, RUNS_OF_JOB).with_site(
         *configuration.of_site(workflow)
     )
+    EXPERIMENT = configuration.as_submitted(workflow, EXPERIMENT)
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
-    configuration.refuse_other(workflow, EXPERIMENT)
     if not EXPERIMENT.built_in:
         # Of files that may be gone when a job begins.
         _ = (

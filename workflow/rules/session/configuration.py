@@ -16,7 +16,8 @@ from manynodes.experiment.config import Experiment
 
 # Copies of configuration files for jobs that wait, each in a folder of its own.
 CONFIGURATIONS = Path(".snakemake/configurations")
-ABOUT = ".about.json"  # beside a copy: the folder of the file, and SHA-256 of the runs
+# Beside a copy: the folder of the file, SHA-256 of the runs, and what of the experiment is `noted`.
+ABOUT = ".about.json"
 
 
 def keep(workflow: Any, experiment: Experiment, contents: Mapping[Path, bytes]) -> None:
@@ -29,7 +30,7 @@ def keep(workflow: Any, experiment: Experiment, contents: Mapping[Path, bytes]) 
     kept = []
     for path, content in contents.items():
         about = {"folder": str(folder_of(path)), "runs": sums_of(experiment)}
-        text = json.dumps(about)
+        text = json.dumps(about | {"noted": experiment.noted})
         name = sha256(content + text.encode()).hexdigest()
         copy = CONFIGURATIONS / name[:16] / path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -67,15 +68,17 @@ def sums_of(experiment: Experiment) -> dict[str, str]:
     return {name: sha256(run.to_json().encode()).hexdigest() for name, run in runs}
 
 
-def refuse_other(workflow: Any, experiment: Experiment) -> None:
-    """Refuse to go on in a job if its run is another one than when it was submitted.
+def as_submitted(workflow: Any, experiment: Experiment) -> Experiment:
+    """The experiment, in a job with what was known when that was submitted.
 
     Raises:
-        Refusal: a file that the configuration names, such as a table of runs, has changed.
+        Refusal: the run is another one now: a file that the configuration names, such as a table of
+            runs, has changed.
     """
     for path in map(Path, workflow.configfiles):
         if is_copy(path):
-            known = json.loads(path.with_name(ABOUT).read_text())["runs"]
+            about = json.loads(path.with_name(ABOUT).read_text())
+            known = about["runs"]
             if other := [name for name, value in sums_of(experiment).items()
                          if known.get(name) != value]:  # fmt: skip
                 raise Refusal(
@@ -83,6 +86,9 @@ def refuse_other(workflow: Any, experiment: Experiment) -> None:
                     "table of runs or parameters.yaml has changed; put it back, or run the "
                     "same command again"
                 )
+            # A job of an earlier version has none.
+            experiment = experiment.as_noted(about.get("noted", {}))
+    return experiment
 
 
 def folder_of(configfile: Path) -> Path:

@@ -404,7 +404,7 @@ class Experiment:
         Args:
             words: SHA-256 of the program's files.
         """
-        locked = self.environment.identity
+        locked = self.identity
         return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
 
     @cached_property
@@ -415,15 +415,14 @@ class Experiment:
     def files_sha256(self, only_code: bool) -> str:
         """SHA-256 of the files of the user's program, see `command.words_sha256`."""
         words, other_python = command.command(self.config), not self.environment.is_ours
-        sources = self.installed.sources if self.installed else ()
-        directory = self.config["directory"]
-        return command.words_sha256(words, other_python, directory, only_code, sources)
+        directory, (installed, _) = self.config["directory"], self.installed_sources
+        return command.words_sha256(words, other_python, directory, only_code, installed)
 
     @property
     def reads(self) -> dict[str, Any]:
         """What is read of the program and of what it leaves, see `Task.reads`."""
         given = {key: self.config[key] for key in ("metrics", "result", "snapshots")}
-        return given | {"installed": self.installed.sources if self.installed else ()}
+        return given | {"installed": self.installed_sources[0]}
 
     @cached_property
     def installed(self) -> Installed | None:
@@ -437,6 +436,32 @@ class Experiment:
         if not self.evaluation:
             return None
         return installed_program(self.environment, self.evaluation, None)
+
+    @cached_property
+    def installed_sources(self) -> Sequence[Sequence[str]]:
+        """`Installed.sources` of the program and of the one that evaluates."""
+        programs = self.installed, self.installed_evaluation
+        return [program.sources if program else () for program in programs]
+
+    @cached_property
+    def identity(self) -> str:
+        """What of its environment decides the result."""
+        return self.environment.identity
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What jobs are told of an environment that is staged: they run its copy, and may not see
+        its own folder.
+        """
+        environment = self.environment
+        names = ("installed_sources", "identity") * (environment.stage and not environment.is_ours)
+        return {name: getattr(self, name) for name in names}
+
+    def as_noted(self, noted: Mapping[str, Any]) -> "Experiment":
+        """The same, which need not ask for what is `noted`."""
+        found = replace(self)
+        vars(found).update(noted)
+        return found
 
     @cached_property
     def evaluation_sha256(self) -> str:
@@ -453,9 +478,8 @@ class Experiment:
     @cached_property
     def evaluation_code(self) -> str:
         """SHA-256 of the files of the program that evaluates."""
-        installed, other_python = self.installed_evaluation, not self.environment.is_ours
-        sources = installed.sources if installed else ()
-        return command.words_sha256(self.evaluation, other_python, installed=sources)
+        other_python, (_, installed) = not self.environment.is_ours, self.installed_sources
+        return command.words_sha256(self.evaluation, other_python, installed=installed)
 
     @property
     def science(self) -> str:
