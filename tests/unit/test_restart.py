@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from manynodes.base.timeouts import SUPERVISE_GRACE
+from manynodes.checkpointing import incidents
 from programs import SCRIPTS, program
 from simulated.nccl_texts import WATCHDOG
 from trainings import CONNECTED, Training, attempts, complete_on_ranks, result
@@ -222,6 +223,10 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
         r"ValueError: never; its own log is \S+; the last 3 starts lasted less than 60 s each",
         done.stderr,
     )
+    # These logs are gone when the report of the run is read.
+    noted = incidents.read(tmp_path / "run/state")
+    assert len(noted) == 3
+    assert all("ValueError: never; " in each.text and "/logs/" not in each.text for each in noted)
 
 
 def test_a_file_that_a_program_writes_is_none_of_its_code(tmp_path) -> None:

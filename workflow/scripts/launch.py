@@ -574,7 +574,7 @@ class Program:
             after = "requeued" if refused is None else f"not requeued: {refused}"
             again = Again.REQUEUED if refused is None else Again.NO
             failure = failure.then(f"job {self.job.job} is {after}", again)
-        note(args, failure.line)
+        note(args, failure)
         preempted = failure.kind == Kind.PREEMPTED
         if preempted and failure.again == Again.NO:
             failure = failure.then(f"run the same command again{what_it_does(args)}")
@@ -820,13 +820,14 @@ def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Log) 
             failure = replace(failure, log=str(kept / Path(failure.log).name))
     write(log, *first.details, f"launch: {failure.line}")
     record(args, failure)
-    note(args, failure.line)
+    note(args, failure)
     tell(f"{name_of(args)} failed: {failure.line}")
 
 
-def note(args: argparse.Namespace, line: str) -> None:
-    """Keep it for the report of the run."""
+def note(args: argparse.Namespace, failure: Failure) -> None:
+    """Keep it for the report of the run, without its log, which the next launch removes."""
     if args.state:
+        line = replace(failure, log="").line
         incidents.add(args.state, incidents.INTERRUPTION, line)
 
 
