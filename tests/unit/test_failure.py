@@ -127,6 +127,11 @@ def test_what_was_asked_to_stop_and_has_saved_was_preempted() -> None:
         f"{SAVED}; the reason: sacct -X -j 7", Kind.PREEMPTED, "saved",
     )  # fmt: skip
     assert judged(first_failure(by_slurm, endings, [], None)) == (SAVED, Kind.PREEMPTED, "saved")
+    # One that had waited for the other for ever in its handler, as Lightning's ranks do.
+    killed = rank(1, 75, 1.0, stopped="SIGTERM", killed="SIGKILL")
+    assert first_failure(by_slurm, [killed, endings[1]], [], None).failure.line == (
+        f"{SAVED}; rank 1 on n2 did not end by itself, and was killed"
+    )
     # Before it could say so.
     for job, line in (
         (None, "stopped"),

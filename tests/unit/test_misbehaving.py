@@ -543,8 +543,8 @@ def test_a_scheduler_s_warning_ends_no_program(tmp_path) -> None:
     (True, False, r"stopped \(SIGTERM\) with SIGTERM; saved in \S+; run the same command again"),
     # As one whose handler waits for ever is after a while.
     (True, True,
-     r"stopped \(SIGTERM\): it did not end by itself, and was killed; saved in \S+; run the same "
-     "command again"),
+     r"stopped \(SIGTERM\) with SIGKILL; saved in \S+; node [01] on \S+ did not end by itself, and "
+     "was killed; run the same command again"),
 ], ids=["saves nothing", "saves", "is killed"])  # fmt: skip
 def test_asked_to_stop_it_tells_whether_the_same_command_starts_over(
     tmp_path: Path, saves: bool, killed: bool, told: str

@@ -165,9 +165,9 @@ class Rank:
         if stopped and (saved or status == 0):
             # A program that ends with 0 when it is told to end may not have finished its work.
             self.report["stopped"] = stopped
-            killed = status == -signal.SIGKILL
-            by = ": it did not end by itself, and was killed" if killed else f" with {said}"
-            raise Stopped(f"stopped ({stopped}){by}; {where}")
+            if status == -signal.SIGKILL:
+                self.report["killed"] = said
+            raise Stopped(f"stopped ({stopped}) with {said}; {where}")
         if stopped == DEADLINE:
             # Another rank may be saving now.
             self.report["late"] = f"its time was nearly up, and it ended with {said}; {where}"
