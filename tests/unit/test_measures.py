@@ -510,6 +510,31 @@ def test_what_was_saved_under_an_earlier_name_is_kept(tmp_path: Path) -> None:
     assert (folders.earlier / "1/last.pt").read_text() == "a night's work"
 
 
+def test_a_program_that_left_no_file_has_ended_for_the_same_request(tmp_path: Path) -> None:
+    folders, said = Folders(tmp_path), list[str]()
+
+    def begins(word: str, resume: str = "exact") -> bool:
+        task = Task(("./train", word), tmp_path, {})
+        ended = attempt.has_ended(task, "a")
+        began = attempt.begin(task, "a", resume, "process 1 on a", said.append)
+        if began:
+            folders.ended.write_text("2026-01-01T00:00:00+00:00")
+        assert resume != "exact" or began == (not ended)
+        return began
+
+    assert begins("one")
+    assert not begins("one")
+    assert not begins("one", "anyway")
+    assert begins("one", "fresh")
+    assert begins("other")
+    assert not begins("other")
+    folders.request.write_text("damaged")
+    assert begins("other")
+    # Its results are published, and are to be replaced.
+    folders.finished.touch()
+    assert begins("other")
+
+
 def test_validation_that_comes_late_shares_columns_with_the_training(tmp_path: Path) -> None:
     rows = [{"step": step, "loss": 1 / step, "elapsed": step} for step in range(10, 101, 10)]
     for at in (40, 20):
