@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from manynodes.programs.folders import (
     starts_of,
 )
 from manynodes.programs.outputs import publish
+from manynodes.programs.rank import rows_of
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
     LogRows,
@@ -52,7 +54,7 @@ from manynodes.reporting.measures import (
     read_result,
     write_result,
 )
-from manynodes.reporting.metrics import newest, read_metrics, write_metrics
+from manynodes.reporting.metrics import newest, read_metrics, rows_so_far, write_metrics
 from manynodes.reporting.results import changed, same
 from manynodes.schedulers.base import Command
 from programs import ABOUT, ROOT
@@ -910,6 +912,33 @@ def test_rows_by_an_expression_that_was_corrected_since_are_not_kept(tmp_path: P
     assert [row["loss"] for row in metrics_of(tmp_path, right)] == [1, 0.5, 0.25]
     # A launch that was killed has kept no log of the last one.
     assert [row["loss"] for row in collected(folders, right).in_order] == [1, 0.5, 0.25]
+
+
+def test_rows_by_an_earlier_key_are_not_taken_for_those_of_another(tmp_path: Path) -> None:
+    """Two tables and the lines of a log may have columns of the same names."""
+    folders = Folders(tmp_path)
+    for folder in (folders.work, folders.printed):
+        folder.mkdir(parents=True)
+    (folders.work / "old.csv").write_text("epoch,loss\n1,9\n2,8\n")
+    (folders.work / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
+    (folders.printed / "000001.log").write_text("epoch 1 loss 4\nepoch 2 loss 3\n")
+    log = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
+    losses = {"old.csv": [9, 8], "log": [4, 3], "": [0.5, 0.25]}
+    keys = {"old.csv": "old.csv", "log": log, "": None}
+    for before, now in permutations(keys, 2):
+        for name in (before, now):
+            # The next attempt has the other key; or the results are only read again.
+            rows = rows_of(Task(("./train",), tmp_path, {}, reads={"metrics": keys[name]}), folders)
+            assert (rows is None) == (name != "log")
+            found = [metrics_of(tmp_path, keys[each]) for each in (name, now)]
+            assert [[row["loss"] for row in each] for each in found] == [losses[name], losses[now]]
+            if name:
+                write_metrics(folders.metrics, found[0])
+            so_far = read_metrics(rows_so_far(tmp_path))
+            assert [row["loss"] for row in so_far] == losses[name]
+    # What a finished run has published counts, whatever is beside it.
+    write_metrics(tmp_path / "metrics.csv", metrics_of(tmp_path, log))
+    assert read_metrics(rows_so_far(tmp_path)) == metrics_of(tmp_path, log)
 
 
 def test_a_count_that_begins_anew_is_refused_with_and_without_epochs(tmp_path: Path) -> None:

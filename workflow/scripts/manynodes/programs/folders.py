@@ -42,7 +42,8 @@ class Folders:
         request: what was asked for when the state began, and its attempts.
         finished: there if Snakemake has seen the end of the training that the state belongs to.
         metrics: the rows that `supervise` collects from what the program writes in its own way.
-        expressions: by which those rows were found, if they are lines of a log.
+        expressions: by which those rows were found, if they are lines of a log; else the key
+            `metrics`.
         ended: there if all processes of the program have ended with 0; what follows can be
             repeated.
         printed: what the first process has printed in each start, in files in the order of the

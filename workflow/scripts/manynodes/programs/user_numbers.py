@@ -40,7 +40,6 @@ from manynodes.reporting.metrics import (
     HALF,
     MOST_COLUMNS,
     Row,
-    metrics_file,
     number_of,
     numeric,
     read_metrics,
@@ -69,7 +68,8 @@ def metrics_of(
     """
     starts = starts_of(Folders(run))
     if given is None:
-        return read_metrics(metrics_file(run), max(0, len(starts) - 1), tell)
+        # Not what was collected by an earlier key.
+        return read_metrics(Folders(run).work / "metrics.csv", max(0, len(starts) - 1), tell)
     if in_log(given):
         if not (rows := rows_in_log(run, given)):
             what = first_unread(run, patterns_of(given))
@@ -609,7 +609,9 @@ def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
 
 
 def expressions_of(folders: Folders) -> Any:
-    """The expressions by which rows were collected last; None if that is not known."""
+    """The expressions, or the other key, by which rows were collected last; None if that is not
+    known.
+    """
     with suppress(OSError, ValueError):
         return json.loads(read_bytes(folders.expressions, MOST))
     return None
@@ -620,13 +622,26 @@ def collected(folders: Folders, given: Mapping[str, Any]) -> "LogRows":
     expressions it does.
     """
     patterns, rows = patterns_of(given), rows_in_log(folders.run, given)
-    if expressions_of(folders) != patterns:
-        # In this order: wherever it is ended, no rows are taken for those of other expressions.
+    begin_rows(folders, patterns, rows)
+    return LogRows(patterns, folders.metrics, rows, lambda *again: note_anew(folders, *again))
+
+
+def begin_rows(folders: Folders, key: Any, rows: Sequence[Row] = ()) -> None:
+    """Keep by which key rows are collected from now on, and no rows that another key has left.
+
+    Args:
+        key: the expressions, or what else `metrics` names; None if the program writes metrics.csv,
+            and none are collected.
+        rows: that are there by this key.
+    """
+    if key is None:
         folders.metrics.unlink(missing_ok=True)
-        atomic.write_text(folders.expressions, json.dumps(patterns) + "\n")
+    elif expressions_of(folders) != key:
+        # In this order: wherever it is ended, no rows are taken for those of another key.
+        folders.metrics.unlink(missing_ok=True)
+        atomic.write_text(folders.expressions, json.dumps(key) + "\n")
         if rows:
             write_metrics(folders.metrics, rows)
-    return LogRows(patterns, folders.metrics, rows, lambda *again: note_anew(folders, *again))
 
 
 def note_anew(folders: Folders, count: float, counts: int) -> None:
