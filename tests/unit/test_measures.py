@@ -1170,6 +1170,34 @@ def test_validation_that_counts_epochs_belongs_where_it_was_written(
     assert {row["time"] for row in found} == {2}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_epoch_may_be_named_after_its_validation(tmp_path: Path, first: int) -> None:
+    """Its first row comes before any epoch, and is of no step."""
+    rows: list[dict[str, float]] = []
+    for step in range(30):
+        rows.append({"step": step, "loss": 1 / (step + 1)})
+        if step % 10 == 9:
+            epoch = step // 10 + first
+            rows += [{"step": epoch, "val_acc": step}, {"step": step, "epoch": epoch}]
+
+    def read(table: list[dict[str, float]]) -> dict[float | None, float | None]:
+        (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        found = read_user_metrics(tmp_path, "m.jsonl", [(0, 0), (1, 1)])
+        return {row["step"]: row["val_acc"] for row in found if row["val_acc"] is not None}
+
+    assert read(rows) == {9: 9, 19: 19, 29: 29}
+    # Ended before it named its last one.
+    assert read(rows[:-1]) == {9: 9, 19: 19, 29: 29}
+    # What is repeated after a restart has the columns of others.
+    again = [row for row in rows if row["step"] == 0 and "loss" in row]
+    trained = [row for row in rows if "val_acc" not in row]
+    (validation,) = (row for row in rows if row.get("val_acc") == 29)
+    assert read([*trained[:2], *again, *trained[1:], validation | {"step": 29}]) == {29: 29}
+    shared = [row | {"loss": 3} if "val_acc" in row else row for row in rows]
+    with pytest.raises(Refusal, match='rows with "val_acc" go back in step, and would replace'):
+        read(shared)
+
+
 def test_rows_that_may_count_other_units_are_refused_if_they_replace_numbers(
     tmp_path: Path,
 ) -> None:

@@ -430,7 +430,7 @@ def placed(rows: Sequence[dict[str, float]], count: str) -> list[dict[str, float
     for at in sorted(found):
         if lost := [name for name in rows[at] if name in steps and GOOD.search(name)]:
             refuse_units(
-                count, next((name for name in rows[at] if name not in steps), count), lost[0]
+                count, next((name for name in rows[at] if name not in steps), lost[0]), lost[0]
             )
     return [{name: row[name] for name in row if name != count} if at in found else row
             for at, row in enumerate(rows)]  # fmt: skip
