@@ -18,7 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
-from manynodes.base.errors import Refusal, parts_of
+from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents, replaced
 from manynodes.checkpointing.owner import acquire
 from manynodes.data.files import below, collect, fingerprint, read_files
@@ -1406,13 +1406,29 @@ def test_what_a_start_prints_without_a_count_belongs_to_the_row_before_it(tmp_pa
         (printed / f"{number:06}.log").write_text(text)
         rows = LogRows(patterns, tmp_path / "metrics.csv", found)
         for line in text.splitlines():
-            for part in parts_of(line):
-                rows.take(part)
+            rows.hear(line)
         rows.end()
         rows.write()
         found = read_metrics(tmp_path / "metrics.csv")
     expected = [{"epoch": 1, "loss": 3, "test": None}, {"epoch": 2, "loss": 2, "test": 0.93}]
     assert found == metrics_of(tmp_path, {"log": patterns}) == expected
+
+
+def test_one_expression_finds_a_line_behind_a_bar_and_both_at_once(tmp_path: Path) -> None:
+    printed = Folders(tmp_path).printed
+    printed.mkdir(parents=True)
+    bar = " {0}%|#  | {0}/10 [00:01<00:01,  4.90it/s]"
+    lines = [bar.format(1) + "epoch 1 loss 4", "epoch 2 loss 3", bar.format(3) + "epoch 3 loss 2"]
+    (printed / "000001.log").write_text("\n".join([*lines, "epoch 4 loss 1"]))
+    for pattern, losses in (
+        (r"^epoch (?P<epoch>\d+) loss (?P<loss>\S+)", [4, 3, 2, 1]),
+        (r" (?P<epoch>\d+)/10 .* loss (?P<loss>\S+)", [4, 2]),
+        (r"^ *(?P<epoch>\d+)%.*,  (?P<rate>[\d.]+)it", [4.9, 4.9]),
+    ):
+        found = metrics_of(tmp_path, {"log": pattern})
+        assert [list(row.values())[1] for row in found] == losses
+    with pytest.raises(Refusal, match='the group word matches "loss", which is no number'):
+        metrics_of(tmp_path, {"log": r"^epoch (?P<epoch>3) (?P<word>\w+)"})
 
 
 def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:

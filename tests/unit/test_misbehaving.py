@@ -377,8 +377,11 @@ def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path) -> None:
-    """In the order in which they were printed, and behind a bar that has not ended its line."""
+@pytest.mark.parametrize("both", [True, False])
+def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path, both: bool) -> None:
+    """In the order in which they were printed, and behind a bar that has not ended its line; one
+    alone too, if bar and lines have one stream, as with logging.
+    """
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(
         "import sys\n"
@@ -386,11 +389,17 @@ def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path) -
         "    print('Epoch', epoch, file=sys.stderr)\n"
         "    print('\\r7it [00:03, 2.33it/s]', end='', file=sys.stderr, flush=True)\n"
         "    print('loss', epoch, flush=True)\n"
+        if both
+        else "import sys\n"
+        "for epoch in range(200):\n"
+        "    print('\\r7it [00:03, 2.33it/s]', end='', file=sys.stderr)\n"
+        "    print('loss', epoch, 'epoch', epoch, file=sys.stderr)\n"
     )
-    reads = {"metrics": {"log": [r"^Epoch (?P<epoch>\d+)", r"^loss (?P<loss>\S+)"]}}
-    done = program(
-        "launch", "--reads", json.dumps(reads), "--output", run, "--", "{python}", script
-    )
+    patterns = [r"^Epoch (?P<epoch>\d+)", r"^loss (?P<loss>\S+)"]
+    one = r"^loss (?P<loss>\S+) epoch (?P<epoch>\d+)"
+    reads = {"metrics": {"log": patterns if both else one}}
+    where = ["--reads", json.dumps(reads), "--output", run, "--launcher", "none"]
+    done = program("launch", *where, "--", "{python}", script)
     assert done.returncode == 0, done.stderr
     rows = (run / "state/metrics.csv").read_text().splitlines()
     assert rows == ["epoch,loss", *[f"{epoch},{epoch}" for epoch in range(200)]]

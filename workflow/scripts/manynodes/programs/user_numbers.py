@@ -672,8 +672,7 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
     for log in sorted(folders.printed.glob("*.log")):
         start = LogRows(patterns, folders.metrics, rows)
         for line in lines_of(log):
-            for part in parts_of(line) if len(patterns) > 1 else (line,):
-                start.take(part)
+            start.hear(line)
         start.end()
         rows = start.in_order
         anew = max(anew, start.anew.lost(0) + start.still)
@@ -683,8 +682,8 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
 def first_unread(run: Path, patterns: Sequence[str]) -> str:
     """The first group of a line that matches and is no number, in words; empty if none is."""
     for log in sorted(Folders(run).printed.glob("*.log")):
-        for line in lines_of(log):
-            for match in filter(None, (matched(re.compile(each), line) for each in patterns)):
+        for part in (part for line in lines_of(log) for part in (line, *parts_of(line))):
+            for match in filter(None, (matched(re.compile(each), part) for each in patterns)):
                 for name, text in match.groupdict().items():
                     if text and not numeric(plain(text)):
                         return f"the group {name} matches {shown(text)}, which is no number"
@@ -741,8 +740,18 @@ class LogRows:
     def in_order(self) -> list[Row]:
         return [self.rows[count] for count in sorted(self.rows)]
 
+    def hear(self, line: str) -> None:
+        """Look at a line, and apart at what stands in it behind a bar. One expression may find
+        numbers of both at once; of several, each has its own part.
+        """
+        parts = parts_of(line)
+        if len(parts) > 1 and len(self.patterns) == 1 and matched(self.patterns[0], line):
+            parts = (line,)
+        for part in parts:
+            self.take(part)
+
     def take(self, line: str) -> None:
-        """Look at a line."""
+        """Look at a line, or a part of one."""
         for pattern in self.patterns:
             match = matched(pattern, line)
             given = match.groupdict() if match else {}
