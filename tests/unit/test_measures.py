@@ -47,10 +47,12 @@ from manynodes.programs.user_numbers import (
     metrics_of,
     note_anew,
     read_user_metrics,
+    read_user_result,
 )
 from manynodes.reporting.measures import (
     Measured,
     Result,
+    parse_result,
     read_result,
     write_result,
 )
@@ -344,6 +346,23 @@ def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
         path.write_text(f'{{"confusion_matrix": {matrix}, "class_names": {names}}}')
         with pytest.raises(Refusal, match=r"is not a JSON object of numbers \("):
             read_result(path)
+
+
+def test_the_same_file_has_the_same_result_by_the_key(tmp_path: Path) -> None:
+    """A loss that is null has diverged; another program's lists may be anything."""
+    path = tmp_path / "result.json"
+    path.write_text(
+        '{"loss": null, "name": "adam", "confusion_matrix": [[1, 0], [1, 0]], '
+        '"class_names": ["cat", "dog"]}'
+    )
+    found = parse_result(read_user_result(tmp_path, "result.json"), path)
+    assert found.confusion == (["cat", "dog"], [[1, 0], [1, 0]])
+    assert str(found) == str(read_result(path))
+    for matrix in ("[[0.5, 0.5], [1, 0]]", "[[1], [2]]", "null", '"see the log"', "{}"):
+        path.write_text(f'{{"loss": 2, "sizes": [3], "confusion_matrix": {matrix}}}')
+        assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result(
+            {"loss": 2}, None
+        )
 
 
 @pytest.mark.parametrize("resume", ["exact", "anyway", "fresh"])

@@ -799,7 +799,8 @@ class LogRows:
 
 
 def read_user_result(folder: Path, given: str) -> bytes:
-    """The numbers and texts of a JSON file of the program, as result.json has them.
+    """The numbers, texts and confusion matrix of a JSON file of the program, as result.json has
+    them.
 
     Args:
         given: as for `read_user_metrics`, one file.
@@ -807,6 +808,9 @@ def read_user_result(folder: Path, given: str) -> bytes:
     Raises:
         Refusal: there is no such file, or no object at that place.
     """
+    # Only here: a program that trains starts without it.
+    from manynodes.reporting.measures import MATRIX, parse_result
+
     pattern, _, place = given.partition("#")
     paths = newest_last(folder, pattern)
     if not paths:
@@ -817,9 +821,12 @@ def read_user_result(folder: Path, given: str) -> bytes:
             raise ValueError(f"no object at {place or 'its top'}")
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"result: {paths[-1]}: {reason(error)}; correct the key result") from None
-    kept = {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, int | float | str | bool) and (key and len(key) <= 100)
-    }
+    kept = {key: value for key, value in found.items()
+            if value is None or isinstance(value, int | float | str | bool)
+            if key not in MATRIX and key and len(key) <= 100}  # fmt: skip
+    matrix = {key: found[key] for key in MATRIX if key in found}
+    # Another program's may have another form, as its other lists; these are left out.
+    with suppress(Refusal):
+        parse_result(json.dumps(matrix).encode(), paths[-1])
+        kept |= matrix
     return json.dumps(kept).encode()
