@@ -1262,6 +1262,19 @@ def test_rows_that_are_only_late_keep_their_count(tmp_path: Path, rows: list[dic
         assert found[row[count]].items() >= row.items()
 
 
+def test_a_link_to_the_newest_attempt_is_no_attempt(tmp_path: Path) -> None:
+    """Otherwise what the attempt before wrote of later epochs would be there, and be the end."""
+    for number, epochs in enumerate((range(1, 6), range(3, 5))):
+        path = tmp_path / f"version_{number}/m.csv"
+        path.parent.mkdir()
+        path.write_text("epoch,loss\n" + "".join(f"{at},{at + number}\n" for at in epochs))
+        os.utime(path, (10 * number + 1, 10 * number + 1))
+    for link, to in (("latest", "version_1"), ("zero", "version_0")):
+        (tmp_path / link).symlink_to(to)
+    found = read_user_metrics(tmp_path, "*/m.csv", [(0, 0), (9, 9)])
+    assert [row["loss"] for row in found] == [1, 2, 4, 5]
+
+
 def test_files_of_one_start_are_no_attempts(tmp_path: Path) -> None:
     for number in (0, 1):
         (tmp_path / f"fold_{number}").mkdir()

@@ -118,8 +118,9 @@ def read_user_metrics(
         began = sorted(at for at, _ in starts)
         return merged(scalars(folder / str(given.get("tensorboard")), began), restarts, tell)
     pattern, _, place = given.partition("#")
-    # The newest file last: its rows replace those of an earlier attempt.
-    paths = newest_last(folder, pattern)
+    # The newest file last: its rows replace those of an earlier attempt. A link such as `latest`
+    # leads to one of them, and is none of its own.
+    paths = [*{path.resolve(): path for path in newest_last(folder, pattern)}.values()]
     if not paths:
         raise Refusal(f"metrics: {folder / pattern} is not there; correct the key metrics")
     files = {path: rows_in(path, place) for path in paths}
