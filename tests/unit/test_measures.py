@@ -42,6 +42,7 @@ from manynodes.programs.outputs import publish
 from manynodes.programs.rank import rows_of
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
+    MOST_LINE,
     LogRows,
     collected,
     metrics_of,
@@ -1469,6 +1470,17 @@ def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:
     for line in ("epoch 1 loss .5 acc .9", "epoch 1 loss .4", "loss .3"):
         rows.take(line)
     assert rows.in_order == [{"epoch": 1, "loss": 0.3, "acc": 0.9}]
+
+
+def test_a_number_that_the_end_of_a_long_line_cuts_is_none(tmp_path: Path) -> None:
+    rows = LogRows([r"epoch (?P<epoch>\d+).* loss (?P<loss>\S+).*"], tmp_path / "metrics.csv", [])
+    for epoch, number, behind in (
+        (1, "0.125", ""), (2, "0.125", "\n"), (3, "0.125", " end"), (4, "0.125", "456"),
+        (5, "0.5", " accuracy 1"),
+    ):  # fmt: skip
+        rows.take(f"epoch {epoch}{'loss ':>{MOST_LINE - 7 - len(number)}}{number}{behind}")
+    found = {row["epoch"]: row["loss"] for row in rows.in_order}
+    assert found == {1: 0.125, 2: 0.125, 3: 0.125, 5: 0.5}
 
 
 def test_numbers_in_a_line_may_have_brackets_and_commas(tmp_path) -> None:

@@ -692,9 +692,15 @@ def first_unread(run: Path, patterns: Sequence[str]) -> str:
 
 
 def matched(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """The match of an expression in a line without its colours, or as it was printed."""
-    found = pattern.search(uncoloured(line)[:MOST_LINE])
-    return found or (pattern.search(line[:MOST_LINE]) if "\x1b" in line else None)
+    """The match of an expression in a line without its colours, or as it was printed; none if a
+    group goes on behind what is looked at, as the rest of a number would.
+    """
+    for text in (uncoloured(line), line) if "\x1b" in line else (line,):
+        if found := pattern.search(text[:MOST_LINE]):
+            ends = map(found.end, pattern.groupindex)
+            is_cut = text[MOST_LINE : MOST_LINE + 1].strip() and MOST_LINE in ends
+            return None if is_cut else found
+    return None
 
 
 def lines_of(log: Path) -> Iterator[str]:
