@@ -1507,6 +1507,36 @@ def test_numbers_in_a_line_may_have_brackets_and_commas(tmp_path) -> None:
     assert (found[2][::2], len(found)) == ([3, 1234567.5], 3)
 
 
+def test_a_column_with_thousands_and_decimal_commas_is_refused(tmp_path: Path) -> None:
+    """A loss that falls below one would have fallen to nothing from a thousand times as much."""
+    printed = Folders(tmp_path).printed
+    log = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
+    for path in (printed, tmp_path / "work"):
+        path.mkdir(parents=True)
+    for numbers, refused in (
+        (["1,234", "0,987"], True),
+        (["12,5", "1,125"], True),
+        # What is a thousand, nobody knows; and these can only be that.
+        (["1,234", "1,100"], False),
+        (["1,234,567", "1,100.5", "0.5"], False),
+    ):
+        rows = list(enumerate(numbers, 1))
+        lines = [f"epoch {epoch} loss [{number}],\n" for epoch, number in rows]
+        for name, lines_of_start in (("000001", lines[:1]), ("000002", lines[1:])):
+            (printed / f"{name}.log").write_text("".join(lines_of_start))
+        table = "".join(f'{epoch},"{number}"\n' for epoch, number in rows)
+        (tmp_path / "work/m.csv").write_text(f"epoch,loss\n{table}")
+        objects = [json.dumps({"epoch": epoch, "loss": number}) + "\n" for epoch, number in rows]
+        (tmp_path / "work/m.jsonl").write_text("".join(objects))
+        for given in (log, "m.csv", "m.jsonl"):
+            line = 'metrics: "loss" is .*, which has a decimal comma; .* points'
+            with pytest.raises(Refusal, match=line) if refused else nullcontext():
+                found = metrics_of(tmp_path, given)
+                assert [row["loss"] for row in found] == [
+                    float(number.replace(",", "")) for number in numbers
+                ]
+
+
 def test_lines_of_both_streams_are_heard_in_their_order(tmp_path: Path) -> None:
     """A program may print the epoch, and its progress bar the loss, to stderr."""
     program = (

@@ -52,6 +52,8 @@ MOST_BRACES = 100  # at which an object of a line may begin
 PARTS = ("fold", "rank")
 DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+# Cells with a comma by their column, and whether it can only be a decimal one.
+Commas = dict[tuple[str, bool], str]
 
 
 def metrics_of(
@@ -75,7 +77,9 @@ def metrics_of(
             what = first_unread(run, patterns_of(given))
             what = what or f"no line of {Folders(run).printed}/*.log matches"
             raise Refusal(f"metrics: {what}; correct the expressions of metrics.log")
-        if printed_rows(run, patterns_of(given))[1] > 1:
+        _, anew, commas = printed_rows(run, patterns_of(given))
+        refuse_commas(commas, "leave its group out of metrics.log, or let the program print points")
+        if anew > 1:
             count = columns_of(patterns_of(given))[0]
             raise Refusal(
                 f"metrics: {count} begins anew in each epoch, and rows are told apart by it; leave "
@@ -376,6 +380,7 @@ def merged(
     if plain_names:
         listed = [{plain_names.get(name, name): row[name] for name in row} for row in listed]
     names = [plain_names.get(name, name) for name in written if name]
+    refuse_commas(commas_in(listed), "write points; if the training is over, correct its file")
     numbers = [numbers_in(row) for row in listed]
     columns = [name for name in names if any(name in row for row in numbers)]
     if not columns:
@@ -592,8 +597,39 @@ def numbers_in(row: Mapping[str, Any]) -> dict[str, float]:
 
 def plain(text: str) -> str:
     """A number without what may stand around it: `\\S+` takes `[0.3],`, `2.0.` and `1,234` too."""
-    found = text.strip().lstrip("([{'\"").rstrip(".,;:%)]}'\"")
+    found = bare(text)
     return found.replace(",", "") if THOUSANDS.fullmatch(found) else found
+
+
+def bare(text: str) -> str:
+    """The same with the commas of thousands."""
+    return text.strip().lstrip("([{'\"").rstrip(".,;:%)]}'\"")
+
+
+def commas_in(rows: Iterable[Mapping[str, Any]]) -> Commas:
+    """The first cell of each column that has commas between thousands, and the first of which the
+    comma can only be a decimal one.
+    """
+    commas: Commas = {}
+    cells = ((name, cell) for row in rows for name, cell in row.items() if isinstance(cell, str))
+    for name, cell in cells:
+        is_whole = bool(THOUSANDS.fullmatch(bare(cell)))
+        if is_whole or DECIMAL_COMMA.fullmatch(bare(cell)):
+            commas.setdefault((name, not is_whole), cell)
+    return commas
+
+
+def refuse_commas(commas: Commas, remedy: str) -> None:
+    """Refuse a column in which some numbers have a decimal comma, and others would be taken for a
+    thousand times as much.
+
+    Raises:
+        Refusal: naming one of each.
+    """
+    for (name, is_decimal), cell in commas.items():
+        if is_decimal and (other := commas.get((name, False))):
+            both = f"{shown(name)} is {shown(other)} and {shown(cell)}"
+            raise Refusal(f"metrics: {both}, which has a decimal comma; {remedy}")
 
 
 def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
@@ -663,13 +699,14 @@ def note_anew(folders: Folders, count: float, counts: int) -> None:
         incidents.add(folders.state, incidents.ANEW, text)
 
 
-def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
-    """The rows in all lines that a run's program has printed, and how many of them another one of
-    the same start has replaced after the count had gone back.
+def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int, Commas]:
+    """The rows in all lines that a run's program has printed, how many of them another one of the
+    same start has replaced after the count had gone back, and the commas in their numbers.
     """
     folders = Folders(run)
     rows: list[Row] = []
     anew = 0
+    commas: Commas = {}
     for log in sorted(folders.printed.glob("*.log")):
         start = LogRows(patterns, folders.metrics, rows)
         for line in lines_of(log):
@@ -677,7 +714,8 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
         start.end()
         rows = start.in_order
         anew = max(anew, start.anew.lost(0) + start.still)
-    return rows, anew
+        commas = start.commas | commas
+    return rows, anew, commas
 
 
 def first_unread(run: Path, patterns: Sequence[str]) -> str:
@@ -723,6 +761,7 @@ class LogRows:
 
     Attributes:
         anew: notices a count that begins anew.
+        commas: in the numbers that its groups have matched.
     """
 
     def __init__(
@@ -738,6 +777,7 @@ class LogRows:
         self.rows = {at: row for row in before if (at := row[count]) is not None}
         self.begun = self.changed = False
         self.anew = Anew()
+        self.commas: Commas = {}
         self.still = 0  # rows that the same count in another epoch has replaced
         self.count = math.nan  # of the newest line with one
         self.uncounted: Row = {}  # of the lines before it
@@ -762,6 +802,7 @@ class LogRows:
         for pattern in self.patterns:
             match = matched(pattern, line)
             given = match.groupdict() if match else {}
+            self.commas = commas_in([given]) | self.commas
             given = {name: plain(text) for name, text in given.items() if text}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
             counts = {self.columns[0]}
