@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
-from manynodes.base.errors import Refusal, parts_of
+from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents, replaced
 from manynodes.checkpointing.owner import acquire
 from manynodes.data.files import below, collect, fingerprint, read_files
@@ -38,21 +39,25 @@ from manynodes.programs.folders import (
     starts_of,
 )
 from manynodes.programs.outputs import publish
+from manynodes.programs.rank import rows_of
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
+    MOST_LINE,
     LogRows,
     collected,
     metrics_of,
     note_anew,
     read_user_metrics,
+    read_user_result,
 )
 from manynodes.reporting.measures import (
     Measured,
     Result,
+    parse_result,
     read_result,
     write_result,
 )
-from manynodes.reporting.metrics import newest, read_metrics, write_metrics
+from manynodes.reporting.metrics import newest, read_metrics, rows_so_far, write_metrics
 from manynodes.reporting.results import changed, same
 from manynodes.schedulers.base import Command
 from programs import ABOUT, ROOT
@@ -344,6 +349,23 @@ def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
             read_result(path)
 
 
+def test_the_same_file_has_the_same_result_by_the_key(tmp_path: Path) -> None:
+    """A loss that is null has diverged; another program's lists may be anything."""
+    path = tmp_path / "result.json"
+    path.write_text(
+        '{"loss": null, "name": "adam", "confusion_matrix": [[1, 0], [1, 0]], '
+        '"class_names": ["cat", "dog"]}'
+    )
+    found = parse_result(read_user_result(tmp_path, "result.json"), path)
+    assert found.confusion == (["cat", "dog"], [[1, 0], [1, 0]])
+    assert str(found) == str(read_result(path))
+    for matrix in ("[[0.5, 0.5], [1, 0]]", "[[1], [2]]", "null", '"see the log"', "{}"):
+        path.write_text(f'{{"loss": 2, "sizes": [3], "confusion_matrix": {matrix}}}')
+        assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result(
+            {"loss": 2}, None
+        )
+
+
 @pytest.mark.parametrize("resume", ["exact", "anyway", "fresh"])
 @pytest.mark.parametrize(
     "mine",
@@ -508,6 +530,31 @@ def test_what_was_saved_under_an_earlier_name_is_kept(tmp_path: Path) -> None:
     folders.snapshots.write_text(json.dumps(["a**b", "/*.pt", "", "\0"]))
     assert begin_again(folders.run, "b", said, ["out/last.pt"])
     assert (folders.earlier / "1/last.pt").read_text() == "a night's work"
+
+
+def test_a_program_that_left_no_file_has_ended_for_the_same_request(tmp_path: Path) -> None:
+    folders, said = Folders(tmp_path), list[str]()
+
+    def begins(word: str, resume: str = "exact") -> bool:
+        task = Task(("./train", word), tmp_path, {})
+        ended = attempt.has_ended(task, "a")
+        began = attempt.begin(task, "a", resume, "process 1 on a", said.append)
+        if began:
+            folders.ended.write_text("2026-01-01T00:00:00+00:00")
+        assert resume != "exact" or began == (not ended)
+        return began
+
+    assert begins("one")
+    assert not begins("one")
+    assert not begins("one", "anyway")
+    assert begins("one", "fresh")
+    assert begins("other")
+    assert not begins("other")
+    folders.request.write_text("damaged")
+    assert begins("other")
+    # Its results are published, and are to be replaced.
+    folders.finished.touch()
+    assert begins("other")
 
 
 def test_validation_that_comes_late_shares_columns_with_the_training(tmp_path: Path) -> None:
@@ -887,6 +934,33 @@ def test_rows_by_an_expression_that_was_corrected_since_are_not_kept(tmp_path: P
     assert [row["loss"] for row in collected(folders, right).in_order] == [1, 0.5, 0.25]
 
 
+def test_rows_by_an_earlier_key_are_not_taken_for_those_of_another(tmp_path: Path) -> None:
+    """Two tables and the lines of a log may have columns of the same names."""
+    folders = Folders(tmp_path)
+    for folder in (folders.work, folders.printed):
+        folder.mkdir(parents=True)
+    (folders.work / "old.csv").write_text("epoch,loss\n1,9\n2,8\n")
+    (folders.work / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
+    (folders.printed / "000001.log").write_text("epoch 1 loss 4\nepoch 2 loss 3\n")
+    log = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
+    losses = {"old.csv": [9, 8], "log": [4, 3], "": [0.5, 0.25]}
+    keys = {"old.csv": "old.csv", "log": log, "": None}
+    for before, now in permutations(keys, 2):
+        for name in (before, now):
+            # The next attempt has the other key; or the results are only read again.
+            rows = rows_of(Task(("./train",), tmp_path, {}, reads={"metrics": keys[name]}), folders)
+            assert (rows is None) == (name != "log")
+            found = [metrics_of(tmp_path, keys[each]) for each in (name, now)]
+            assert [[row["loss"] for row in each] for each in found] == [losses[name], losses[now]]
+            if name:
+                write_metrics(folders.metrics, found[0])
+            so_far = read_metrics(rows_so_far(tmp_path))
+            assert [row["loss"] for row in so_far] == losses[name]
+    # What a finished run has published counts, whatever is beside it.
+    write_metrics(tmp_path / "metrics.csv", metrics_of(tmp_path, log))
+    assert read_metrics(rows_so_far(tmp_path)) == metrics_of(tmp_path, log)
+
+
 def test_a_count_that_begins_anew_is_refused_with_and_without_epochs(tmp_path: Path) -> None:
     """Most rows would be lost, and the last number be one of an epoch before."""
     folders = Folders(tmp_path)
@@ -1121,6 +1195,34 @@ def test_validation_that_counts_epochs_belongs_where_it_was_written(
     assert {row["time"] for row in found} == {2}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_epoch_may_be_named_after_its_validation(tmp_path: Path, first: int) -> None:
+    """Its first row comes before any epoch, and is of no step."""
+    rows: list[dict[str, float]] = []
+    for step in range(30):
+        rows.append({"step": step, "loss": 1 / (step + 1)})
+        if step % 10 == 9:
+            epoch = step // 10 + first
+            rows += [{"step": epoch, "val_acc": step}, {"step": step, "epoch": epoch}]
+
+    def read(table: list[dict[str, float]]) -> dict[float | None, float | None]:
+        (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        found = read_user_metrics(tmp_path, "m.jsonl", [(0, 0), (1, 1)])
+        return {row["step"]: row["val_acc"] for row in found if row["val_acc"] is not None}
+
+    assert read(rows) == {9: 9, 19: 19, 29: 29}
+    # Ended before it named its last one.
+    assert read(rows[:-1]) == {9: 9, 19: 19, 29: 29}
+    # What is repeated after a restart has the columns of others.
+    again = [row for row in rows if row["step"] == 0 and "loss" in row]
+    trained = [row for row in rows if "val_acc" not in row]
+    (validation,) = (row for row in rows if row.get("val_acc") == 29)
+    assert read([*trained[:2], *again, *trained[1:], validation | {"step": 29}]) == {29: 29}
+    shared = [row | {"loss": 3} if "val_acc" in row else row for row in rows]
+    with pytest.raises(Refusal, match='rows with "val_acc" go back in step, and would replace'):
+        read(shared)
+
+
 def test_rows_that_may_count_other_units_are_refused_if_they_replace_numbers(
     tmp_path: Path,
 ) -> None:
@@ -1164,6 +1266,19 @@ def test_rows_that_are_only_late_keep_their_count(tmp_path: Path, rows: list[dic
     found = {row[count]: row for row in read_user_metrics(tmp_path, "a.jsonl")}
     for row in rows:
         assert found[row[count]].items() >= row.items()
+
+
+def test_a_link_to_the_newest_attempt_is_no_attempt(tmp_path: Path) -> None:
+    """Otherwise what the attempt before wrote of later epochs would be there, and be the end."""
+    for number, epochs in enumerate((range(1, 6), range(3, 5))):
+        path = tmp_path / f"version_{number}/m.csv"
+        path.parent.mkdir()
+        path.write_text("epoch,loss\n" + "".join(f"{at},{at + number}\n" for at in epochs))
+        os.utime(path, (10 * number + 1, 10 * number + 1))
+    for link, to in (("latest", "version_1"), ("zero", "version_0")):
+        (tmp_path / link).symlink_to(to)
+    found = read_user_metrics(tmp_path, "*/m.csv", [(0, 0), (9, 9)])
+    assert [row["loss"] for row in found] == [1, 2, 4, 5]
 
 
 def test_files_of_one_start_are_no_attempts(tmp_path: Path) -> None:
@@ -1329,13 +1444,29 @@ def test_what_a_start_prints_without_a_count_belongs_to_the_row_before_it(tmp_pa
         (printed / f"{number:06}.log").write_text(text)
         rows = LogRows(patterns, tmp_path / "metrics.csv", found)
         for line in text.splitlines():
-            for part in parts_of(line):
-                rows.take(part)
+            rows.hear(line)
         rows.end()
         rows.write()
         found = read_metrics(tmp_path / "metrics.csv")
     expected = [{"epoch": 1, "loss": 3, "test": None}, {"epoch": 2, "loss": 2, "test": 0.93}]
     assert found == metrics_of(tmp_path, {"log": patterns}) == expected
+
+
+def test_one_expression_finds_a_line_behind_a_bar_and_both_at_once(tmp_path: Path) -> None:
+    printed = Folders(tmp_path).printed
+    printed.mkdir(parents=True)
+    bar = " {0}%|#  | {0}/10 [00:01<00:01,  4.90it/s]"
+    lines = [bar.format(1) + "epoch 1 loss 4", "epoch 2 loss 3", bar.format(3) + "epoch 3 loss 2"]
+    (printed / "000001.log").write_text("\n".join([*lines, "epoch 4 loss 1"]))
+    for pattern, losses in (
+        (r"^epoch (?P<epoch>\d+) loss (?P<loss>\S+)", [4, 3, 2, 1]),
+        (r" (?P<epoch>\d+)/10 .* loss (?P<loss>\S+)", [4, 2]),
+        (r"^ *(?P<epoch>\d+)%.*,  (?P<rate>[\d.]+)it", [4.9, 4.9]),
+    ):
+        found = metrics_of(tmp_path, {"log": pattern})
+        assert [list(row.values())[1] for row in found] == losses
+    with pytest.raises(Refusal, match='the group word matches "loss", which is no number'):
+        metrics_of(tmp_path, {"log": r"^epoch (?P<epoch>3) (?P<word>\w+)"})
 
 
 def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:
@@ -1344,6 +1475,17 @@ def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:
     for line in ("epoch 1 loss .5 acc .9", "epoch 1 loss .4", "loss .3"):
         rows.take(line)
     assert rows.in_order == [{"epoch": 1, "loss": 0.3, "acc": 0.9}]
+
+
+def test_a_number_that_the_end_of_a_long_line_cuts_is_none(tmp_path: Path) -> None:
+    rows = LogRows([r"epoch (?P<epoch>\d+).* loss (?P<loss>\S+).*"], tmp_path / "metrics.csv", [])
+    for epoch, number, behind in (
+        (1, "0.125", ""), (2, "0.125", "\n"), (3, "0.125", " end"), (4, "0.125", "456"),
+        (5, "0.5", " accuracy 1"),
+    ):  # fmt: skip
+        rows.take(f"epoch {epoch}{'loss ':>{MOST_LINE - 7 - len(number)}}{number}{behind}")
+    found = {row["epoch"]: row["loss"] for row in rows.in_order}
+    assert found == {1: 0.125, 2: 0.125, 3: 0.125, 5: 0.5}
 
 
 def test_numbers_in_a_line_may_have_brackets_and_commas(tmp_path) -> None:
@@ -1368,6 +1510,36 @@ def test_numbers_in_a_line_may_have_brackets_and_commas(tmp_path) -> None:
     assert pair.in_order[1]["val_accuracy"] is None
     assert found[:2] == [[1, 0.5, 850], [2, 0.25, 1234]]
     assert (found[2][::2], len(found)) == ([3, 1234567.5], 3)
+
+
+def test_a_column_with_thousands_and_decimal_commas_is_refused(tmp_path: Path) -> None:
+    """A loss that falls below one would have fallen to nothing from a thousand times as much."""
+    printed = Folders(tmp_path).printed
+    log = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
+    for path in (printed, tmp_path / "work"):
+        path.mkdir(parents=True)
+    for numbers, refused in (
+        (["1,234", "0,987"], True),
+        (["12,5", "1,125"], True),
+        # What is a thousand, nobody knows; and these can only be that.
+        (["1,234", "1,100"], False),
+        (["1,234,567", "1,100.5", "0.5"], False),
+    ):
+        rows = list(enumerate(numbers, 1))
+        lines = [f"epoch {epoch} loss [{number}],\n" for epoch, number in rows]
+        for name, lines_of_start in (("000001", lines[:1]), ("000002", lines[1:])):
+            (printed / f"{name}.log").write_text("".join(lines_of_start))
+        table = "".join(f'{epoch},"{number}"\n' for epoch, number in rows)
+        (tmp_path / "work/m.csv").write_text(f"epoch,loss\n{table}")
+        objects = [json.dumps({"epoch": epoch, "loss": number}) + "\n" for epoch, number in rows]
+        (tmp_path / "work/m.jsonl").write_text("".join(objects))
+        for given in (log, "m.csv", "m.jsonl"):
+            line = 'metrics: "loss" is .*, which has a decimal comma; .* points'
+            with pytest.raises(Refusal, match=line) if refused else nullcontext():
+                found = metrics_of(tmp_path, given)
+                assert [row["loss"] for row in found] == [
+                    float(number.replace(",", "")) for number in numbers
+                ]
 
 
 def test_lines_of_both_streams_are_heard_in_their_order(tmp_path: Path) -> None:

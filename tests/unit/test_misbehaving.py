@@ -378,8 +378,11 @@ def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path) -> None:
-    """In the order in which they were printed, and behind a bar that has not ended its line."""
+@pytest.mark.parametrize("both", [True, False])
+def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path, both: bool) -> None:
+    """In the order in which they were printed, and behind a bar that has not ended its line; one
+    alone too, if bar and lines have one stream, as with logging.
+    """
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(
         "import sys\n"
@@ -387,11 +390,17 @@ def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path) -
         "    print('Epoch', epoch, file=sys.stderr)\n"
         "    print('\\r7it [00:03, 2.33it/s]', end='', file=sys.stderr, flush=True)\n"
         "    print('loss', epoch, flush=True)\n"
+        if both
+        else "import sys\n"
+        "for epoch in range(200):\n"
+        "    print('\\r7it [00:03, 2.33it/s]', end='', file=sys.stderr)\n"
+        "    print('loss', epoch, 'epoch', epoch, file=sys.stderr)\n"
     )
-    reads = {"metrics": {"log": [r"^Epoch (?P<epoch>\d+)", r"^loss (?P<loss>\S+)"]}}
-    done = program(
-        "launch", "--reads", json.dumps(reads), "--output", run, "--", "{python}", script
-    )
+    patterns = [r"^Epoch (?P<epoch>\d+)", r"^loss (?P<loss>\S+)"]
+    one = r"^loss (?P<loss>\S+) epoch (?P<epoch>\d+)"
+    reads = {"metrics": {"log": patterns if both else one}}
+    where = ["--reads", json.dumps(reads), "--output", run, "--launcher", "none"]
+    done = program("launch", *where, "--", "{python}", script)
     assert done.returncode == 0, done.stderr
     rows = (run / "state/metrics.csv").read_text().splitlines()
     assert rows == ["epoch,loss", *[f"{epoch},{epoch}" for epoch in range(200)]]
@@ -455,6 +464,18 @@ def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: P
     assert "the sources changed" in program(*launch, one).stderr
 
 
+def test_by_hand_a_program_that_only_printed_has_ended_for_the_same_request(tmp_path: Path) -> None:
+    """Its lines may be all that is wanted; started again, it would compute them again."""
+    script, run, starts = tmp_path / "prints.py", tmp_path / "run", tmp_path / "starts"
+    script.write_text(f"open({str(starts)!r}, 'a').write('x')\nprint('epoch 1 loss 0.5')\n")
+    launch = ["launch", "--output", run, "--launcher", "none"]
+    words = ["--", "{python}", script]
+    for given, number in ((words, 1), (words, 1), ([*words, "another"], 2)):
+        assert program(*launch, *given).returncode == 0
+        assert len(starts.read_text()) == number
+        assert len(list((run / "state/printed").iterdir())) == 1
+
+
 def test_what_has_ended_is_checked_again_without_the_nodes_that_it_took(tmp_path: Path) -> None:
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text("open('left', 'w').close()\n")
@@ -471,9 +492,12 @@ def test_what_has_ended_is_checked_again_without_the_nodes_that_it_took(tmp_path
              SCRIPTS / "stage.py", "--files", tmp_path / "files"]  # fmt: skip
     done = program("launch", "--hosts", "localhost", *stage)
     assert done.returncode == 0, done.stderr
-    # It starts over if it has left nothing.
+    # With nothing but what it has printed, or what lies elsewhere, it has ended too; but nothing of
+    # it stands in the way of another.
     (run / "work/left").unlink()
-    assert "nodes: the run wants 2, hosts has 1" in program(*again).stderr
+    assert "the program has ended before" in program(*again).stderr
+    for other in ([*again, "x"], [*again[:1], "--resume", "fresh", *again[1:]]):
+        assert "nodes: the run wants 2, hosts has 1" in program(*other).stderr
 
 
 def test_by_hand_a_repaired_program_that_had_saved_nothing_starts_over(tmp_path: Path) -> None:

@@ -639,8 +639,9 @@ def has_ended(args: argparse.Namespace) -> bool:
     """Whether a run's program has ended before, so that its results may only be checked again; of
     the run that this trains, or stages for.
     """
-    run = args.output if args.trains else args.collect and args.collect.parent
-    return bool(run) and Folders(run).has_ended
+    if args.trains:
+        return attempt.has_ended(task_of(args), args.sources)
+    return bool(args.collect) and Folders(args.collect.parent).has_ended
 
 
 def end(args: argparse.Namespace) -> None:

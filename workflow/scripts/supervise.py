@@ -287,7 +287,7 @@ def run_ready(
     try:
         if rows := rank.rows:
             # What one line counts, another has, perhaps on stderr: their order matters.
-            output = replace(output, heard=rows.take, together=len(rows.patterns) > 1)
+            output = replace(output, heard=rows.hear, together=len(rows.patterns) > 1)
         command = [rank.command]
         outcome = run_all(command, output, stop, SUPERVISE_GRACE, None, look, end_descendants)
     except OSError as error:

@@ -22,6 +22,7 @@ from manynodes.programs.folders import (
     Folders,
     begun_by,
     differences,
+    is_of,
     prepare,
     read_request,
     set_aside,
@@ -60,13 +61,7 @@ def begin(
     Raises:
         Refusal: the state there was made by other code, with other parameters or from other files.
     """
-    by_hand = {"command": list(task.command)}
-    request = {key: value for key, value in (by_hand | dict(task.values)).items()
-               if key not in SITE}  # fmt: skip
-    request["sources_sha256"] = sources or files_sha256(task, only_code=False)
-    request["directory"] = task.directory
-    request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
-    request["files_sha256"] = read_files(task.files).sha256 if task.files else None
+    request = request_of(task, sources)
     folders = Folders(task.output)
     attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
     if resume == "fresh" and requeued and begun_by(folders, owner):
@@ -92,6 +87,35 @@ def begin(
     note_patterns(folders, task, over)
     note_repository(folders, task, tell)
     return True
+
+
+def has_ended(task: Task, sources: str) -> bool:
+    """Whether the program has ended before, so that `begin` does not start it; one that has left no
+    files, for the same request alone.
+
+    Args:
+        task, sources: as of `begin`.
+    """
+    folders = Folders(task.output)
+    if folders.has_files or folders.finished.exists() or not folders.ended.exists():
+        return folders.has_ended
+    return is_of(folders, request_of(task, sources))
+
+
+def request_of(task: Task, sources: str) -> dict[str, Any]:
+    """What decides the result of a run.
+
+    Args:
+        task, sources: as of `begin`.
+    """
+    by_hand = {"command": list(task.command)}
+    request = {key: value for key, value in (by_hand | dict(task.values)).items()
+               if key not in SITE}  # fmt: skip
+    request["sources_sha256"] = sources or files_sha256(task, only_code=False)
+    request["directory"] = task.directory
+    request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
+    request["files_sha256"] = read_files(task.files).sha256 if task.files else None
+    return request
 
 
 def note_repository(folders: Folders, task: Task, tell: Callable[[str], None]) -> None:

@@ -42,7 +42,8 @@ class Folders:
         request: what was asked for when the state began, and its attempts.
         finished: there if Snakemake has seen the end of the training that the state belongs to.
         metrics: the rows that `supervise` collects from what the program writes in its own way.
-        expressions: by which those rows were found, if they are lines of a log.
+        expressions: by which those rows were found, if they are lines of a log; else the key
+            `metrics`.
         ended: there if all processes of the program have ended with 0; what follows can be
             repeated.
         printed: what the first process has printed in each start, in files in the order of the
@@ -82,12 +83,16 @@ class Folders:
 
     @property
     def has_files(self) -> bool:
-        """Whether an attempt has left anything; without, it counts as never begun."""
+        """Whether an attempt has left anything; without, it counts as never begun, unless it ended
+        with 0: its results may be what it has printed, or lie elsewhere.
+        """
         return any(True for folder in (self.saved, self.work) for _ in files_in(folder))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program has ended, and what it has left has not been taken yet."""
+        """Whether the program has ended, and the files that it has left have not been taken yet; of
+        one that has left none, `attempt.has_ended` knows.
+        """
         return self.ended.exists() and not self.finished.exists() and self.has_files
 
 
@@ -296,7 +301,10 @@ def request_before(
     Raises:
         Refusal: it is not known of which the state is.
     """
-    if not folders.has_files or resume == "fresh" or folders.finished.exists():
+    if resume == "fresh" or folders.finished.exists():
+        return None
+    # Of another request, nothing is there to protect.
+    if not (folders.has_files or (folders.ended.exists() and is_of(folders, request))):
         return None
     try:
         return read_request(folders)
@@ -305,6 +313,13 @@ def request_before(
             remedy = f"--config resume=anyway continues, resume=fresh starts over {ALONE}"
             raise Refusal(f"{refusal}; {remedy}") from None
         return {"request": request, "attempts": []}
+
+
+def is_of(folders: Folders, request: Mapping[str, Any]) -> bool:
+    """Whether the state there is known to be of this request."""
+    with suppress(Refusal):
+        return not differences(read_request(folders)["request"], request)
+    return False
 
 
 def begun_by(folders: Folders, name: str) -> bool:

@@ -44,6 +44,7 @@ from manynodes.programs.folders import (
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
     LogRows,
+    begin_rows,
     collected,
     in_log,
     metrics_of,
@@ -390,9 +391,14 @@ def begin(owner: Owner, folders: Folders, before: Trace) -> None:
 
 
 def rows_of(task: Task, folders: Folders) -> LogRows | None:
-    """What collects rows from the program's output, if that is asked for."""
+    """What collects rows from the program's output, if that is asked for; rows that another key
+    `metrics` has left are removed.
+    """
     given = task.reads.get("metrics")
-    return collected(folders, given) if in_log(given) else None
+    if in_log(given):
+        return collected(folders, given)
+    begin_rows(folders, given)
+    return None
 
 
 def place_saved(folders: Folders, task: Task) -> Path | None:

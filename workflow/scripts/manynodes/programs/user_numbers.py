@@ -40,7 +40,6 @@ from manynodes.reporting.metrics import (
     HALF,
     MOST_COLUMNS,
     Row,
-    metrics_file,
     number_of,
     numeric,
     read_metrics,
@@ -53,6 +52,8 @@ MOST_BRACES = 100  # at which an object of a line may begin
 PARTS = ("fold", "rank")
 DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+# Cells with a comma by their column, and whether it can only be a decimal one.
+Commas = dict[tuple[str, bool], str]
 
 
 def metrics_of(
@@ -69,13 +70,16 @@ def metrics_of(
     """
     starts = starts_of(Folders(run))
     if given is None:
-        return read_metrics(metrics_file(run), max(0, len(starts) - 1), tell)
+        # Not what was collected by an earlier key.
+        return read_metrics(Folders(run).work / "metrics.csv", max(0, len(starts) - 1), tell)
     if in_log(given):
         if not (rows := rows_in_log(run, given)):
             what = first_unread(run, patterns_of(given))
             what = what or f"no line of {Folders(run).printed}/*.log matches"
             raise Refusal(f"metrics: {what}; correct the expressions of metrics.log")
-        if printed_rows(run, patterns_of(given))[1] > 1:
+        _, anew, commas = printed_rows(run, patterns_of(given))
+        refuse_commas(commas, "leave its group out of metrics.log, or let the program print points")
+        if anew > 1:
             count = columns_of(patterns_of(given))[0]
             raise Refusal(
                 f"metrics: {count} begins anew in each epoch, and rows are told apart by it; leave "
@@ -118,8 +122,9 @@ def read_user_metrics(
         began = sorted(at for at, _ in starts)
         return merged(scalars(folder / str(given.get("tensorboard")), began), restarts, tell)
     pattern, _, place = given.partition("#")
-    # The newest file last: its rows replace those of an earlier attempt.
-    paths = newest_last(folder, pattern)
+    # The newest file last: its rows replace those of an earlier attempt. A link such as `latest`
+    # leads to one of them, and is none of its own.
+    paths = [*{path.resolve(): path for path in newest_last(folder, pattern)}.values()]
     if not paths:
         raise Refusal(f"metrics: {folder / pattern} is not there; correct the key metrics")
     files = {path: rows_in(path, place) for path in paths}
@@ -375,6 +380,7 @@ def merged(
     if plain_names:
         listed = [{plain_names.get(name, name): row[name] for name in row} for row in listed]
     names = [plain_names.get(name, name) for name in written if name]
+    refuse_commas(commas_in(listed), "write points; if the training is over, correct its file")
     numbers = [numbers_in(row) for row in listed]
     columns = [name for name in names if any(name in row for row in numbers)]
     if not columns:
@@ -430,7 +436,7 @@ def placed(rows: Sequence[dict[str, float]], count: str) -> list[dict[str, float
     for at in sorted(found):
         if lost := [name for name in rows[at] if name in steps and GOOD.search(name)]:
             refuse_units(
-                count, next((name for name in rows[at] if name not in steps), count), lost[0]
+                count, next((name for name in rows[at] if name not in steps), lost[0]), lost[0]
             )
     return [{name: row[name] for name in row if name != count} if at in found else row
             for at, row in enumerate(rows)]  # fmt: skip
@@ -591,8 +597,39 @@ def numbers_in(row: Mapping[str, Any]) -> dict[str, float]:
 
 def plain(text: str) -> str:
     """A number without what may stand around it: `\\S+` takes `[0.3],`, `2.0.` and `1,234` too."""
-    found = text.strip().lstrip("([{'\"").rstrip(".,;:%)]}'\"")
+    found = bare(text)
     return found.replace(",", "") if THOUSANDS.fullmatch(found) else found
+
+
+def bare(text: str) -> str:
+    """The same with the commas of thousands."""
+    return text.strip().lstrip("([{'\"").rstrip(".,;:%)]}'\"")
+
+
+def commas_in(rows: Iterable[Mapping[str, Any]]) -> Commas:
+    """The first cell of each column that has commas between thousands, and the first of which the
+    comma can only be a decimal one.
+    """
+    commas: Commas = {}
+    cells = ((name, cell) for row in rows for name, cell in row.items() if isinstance(cell, str))
+    for name, cell in cells:
+        is_whole = bool(THOUSANDS.fullmatch(bare(cell)))
+        if is_whole or DECIMAL_COMMA.fullmatch(bare(cell)):
+            commas.setdefault((name, not is_whole), cell)
+    return commas
+
+
+def refuse_commas(commas: Commas, remedy: str) -> None:
+    """Refuse a column in which some numbers have a decimal comma, and others would be taken for a
+    thousand times as much.
+
+    Raises:
+        Refusal: naming one of each.
+    """
+    for (name, is_decimal), cell in commas.items():
+        if is_decimal and (other := commas.get((name, False))):
+            both = f"{shown(name)} is {shown(other)} and {shown(cell)}"
+            raise Refusal(f"metrics: {both}, which has a decimal comma; {remedy}")
 
 
 def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
@@ -609,7 +646,9 @@ def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
 
 
 def expressions_of(folders: Folders) -> Any:
-    """The expressions by which rows were collected last; None if that is not known."""
+    """The expressions, or the other key, by which rows were collected last; None if that is not
+    known.
+    """
     with suppress(OSError, ValueError):
         return json.loads(read_bytes(folders.expressions, MOST))
     return None
@@ -620,13 +659,26 @@ def collected(folders: Folders, given: Mapping[str, Any]) -> "LogRows":
     expressions it does.
     """
     patterns, rows = patterns_of(given), rows_in_log(folders.run, given)
-    if expressions_of(folders) != patterns:
-        # In this order: wherever it is ended, no rows are taken for those of other expressions.
+    begin_rows(folders, patterns, rows)
+    return LogRows(patterns, folders.metrics, rows, lambda *again: note_anew(folders, *again))
+
+
+def begin_rows(folders: Folders, key: Any, rows: Sequence[Row] = ()) -> None:
+    """Keep by which key rows are collected from now on, and no rows that another key has left.
+
+    Args:
+        key: the expressions, or what else `metrics` names; None if the program writes metrics.csv,
+            and none are collected.
+        rows: that are there by this key.
+    """
+    if key is None:
         folders.metrics.unlink(missing_ok=True)
-        atomic.write_text(folders.expressions, json.dumps(patterns) + "\n")
+    elif expressions_of(folders) != key:
+        # In this order: wherever it is ended, no rows are taken for those of another key.
+        folders.metrics.unlink(missing_ok=True)
+        atomic.write_text(folders.expressions, json.dumps(key) + "\n")
         if rows:
             write_metrics(folders.metrics, rows)
-    return LogRows(patterns, folders.metrics, rows, lambda *again: note_anew(folders, *again))
 
 
 def note_anew(folders: Folders, count: float, counts: int) -> None:
@@ -647,29 +699,30 @@ def note_anew(folders: Folders, count: float, counts: int) -> None:
         incidents.add(folders.state, incidents.ANEW, text)
 
 
-def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
-    """The rows in all lines that a run's program has printed, and how many of them another one of
-    the same start has replaced after the count had gone back.
+def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int, Commas]:
+    """The rows in all lines that a run's program has printed, how many of them another one of the
+    same start has replaced after the count had gone back, and the commas in their numbers.
     """
     folders = Folders(run)
     rows: list[Row] = []
     anew = 0
+    commas: Commas = {}
     for log in sorted(folders.printed.glob("*.log")):
         start = LogRows(patterns, folders.metrics, rows)
         for line in lines_of(log):
-            for part in parts_of(line) if len(patterns) > 1 else (line,):
-                start.take(part)
+            start.hear(line)
         start.end()
         rows = start.in_order
         anew = max(anew, start.anew.lost(0) + start.still)
-    return rows, anew
+        commas = start.commas | commas
+    return rows, anew, commas
 
 
 def first_unread(run: Path, patterns: Sequence[str]) -> str:
     """The first group of a line that matches and is no number, in words; empty if none is."""
     for log in sorted(Folders(run).printed.glob("*.log")):
-        for line in lines_of(log):
-            for match in filter(None, (matched(re.compile(each), line) for each in patterns)):
+        for part in (part for line in lines_of(log) for part in (line, *parts_of(line))):
+            for match in filter(None, (matched(re.compile(each), part) for each in patterns)):
                 for name, text in match.groupdict().items():
                     if text and not numeric(plain(text)):
                         return f"the group {name} matches {shown(text)}, which is no number"
@@ -677,9 +730,15 @@ def first_unread(run: Path, patterns: Sequence[str]) -> str:
 
 
 def matched(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """The match of an expression in a line without its colours, or as it was printed."""
-    found = pattern.search(uncoloured(line)[:MOST_LINE])
-    return found or (pattern.search(line[:MOST_LINE]) if "\x1b" in line else None)
+    """The match of an expression in a line without its colours, or as it was printed; none if a
+    group goes on behind what is looked at, as the rest of a number would.
+    """
+    for text in (uncoloured(line), line) if "\x1b" in line else (line,):
+        if found := pattern.search(text[:MOST_LINE]):
+            ends = map(found.end, pattern.groupindex)
+            is_cut = text[MOST_LINE : MOST_LINE + 1].strip() and MOST_LINE in ends
+            return None if is_cut else found
+    return None
 
 
 def lines_of(log: Path) -> Iterator[str]:
@@ -702,6 +761,7 @@ class LogRows:
 
     Attributes:
         anew: notices a count that begins anew.
+        commas: in the numbers that its groups have matched.
     """
 
     def __init__(
@@ -719,6 +779,7 @@ class LogRows:
         # The first count of this start, if rows from there on are to be told of, and how many.
         self.again = (math.nan, 0)
         self.anew = Anew()
+        self.commas: Commas = {}
         self.still = 0  # rows that the same count in another epoch has replaced
         self.count = math.nan  # of the newest line with one
         self.uncounted: Row = {}  # of the lines before it
@@ -728,11 +789,22 @@ class LogRows:
     def in_order(self) -> list[Row]:
         return [self.rows[count] for count in sorted(self.rows)]
 
+    def hear(self, line: str) -> None:
+        """Look at a line, and apart at what stands in it behind a bar. One expression may find
+        numbers of both at once; of several, each has its own part.
+        """
+        parts = parts_of(line)
+        if len(parts) > 1 and len(self.patterns) == 1 and matched(self.patterns[0], line):
+            parts = (line,)
+        for part in parts:
+            self.take(part)
+
     def take(self, line: str) -> None:
-        """Look at a line."""
+        """Look at a line, or a part of one."""
         for pattern in self.patterns:
             match = matched(pattern, line)
             given = match.groupdict() if match else {}
+            self.commas = commas_in([given]) | self.commas
             given = {name: plain(text) for name, text in given.items() if text}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
             counts = {self.columns[0]}
@@ -782,7 +854,8 @@ class LogRows:
 
 
 def read_user_result(folder: Path, given: str) -> bytes:
-    """The numbers and texts of a JSON file of the program, as result.json has them.
+    """The numbers, texts and confusion matrix of a JSON file of the program, as result.json has
+    them.
 
     Args:
         given: as for `read_user_metrics`, one file.
@@ -790,6 +863,9 @@ def read_user_result(folder: Path, given: str) -> bytes:
     Raises:
         Refusal: there is no such file, or no object at that place.
     """
+    # Only here: a program that trains starts without it.
+    from manynodes.reporting.measures import MATRIX, parse_result
+
     pattern, _, place = given.partition("#")
     paths = newest_last(folder, pattern)
     if not paths:
@@ -800,9 +876,12 @@ def read_user_result(folder: Path, given: str) -> bytes:
             raise ValueError(f"no object at {place or 'its top'}")
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"result: {paths[-1]}: {reason(error)}; correct the key result") from None
-    kept = {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, int | float | str | bool) and (key and len(key) <= 100)
-    }
+    kept = {key: value for key, value in found.items()
+            if value is None or isinstance(value, int | float | str | bool)
+            if key not in MATRIX and key and len(key) <= 100}  # fmt: skip
+    matrix = {key: found[key] for key in MATRIX if key in found}
+    # Another program's may have another form, as its other lists; these are left out.
+    with suppress(Refusal):
+        parse_result(json.dumps(matrix).encode(), paths[-1])
+        kept |= matrix
     return json.dumps(kept).encode()

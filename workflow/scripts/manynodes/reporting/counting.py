@@ -196,23 +196,43 @@ def rises_with_falls(rows: Sequence[Counted], count: str, counts: Collection[str
 def in_epochs(rows: Sequence[Mapping[str, float]], count: str) -> set[int]:
     """The numbers of the rows that count epochs in the column in which the others count steps, such
     as mmengine's of validation: they name no epoch, and each comes after rows of later steps of the
-    epoch that it counts.
+    epoch that it counts. If some come before any epoch, which have columns of their own, it is
+    named after them.
     """
-    newest = epoch = math.nan
+    newest, epoch = -math.inf, math.nan
     lags: set[float] = set()  # of steps behind their epochs
-    found: dict[int, float] = {}
+    # How far rows are ahead of the epoch that was named last, and of the next one.
+    after: dict[int, float] = {}
+    before: dict[int, float] = {}
+    waiting: dict[int, float] = {}
+    early: set[int] = set()  # before any epoch
     for step, row, places in in_blocks(
         (row.get(count, math.nan), row, at) for at, row in enumerate(rows)
     ):
         if known_epoch(row):
             newest, epoch = step, row["epoch"] or 0
             lags.add(step - epoch)
+            before |= {place: at - epoch for place, at in waiting.items()}
+            waiting = {}
         elif step < newest:
-            found |= dict.fromkeys(places, step - epoch)
-    # Epochs may begin with 0, and be counted from 1 when they are over. Where each has one step,
-    # nothing tells whether a row is only late.
-    apart = any(abs(lag) > 1 for lag in lags)
-    return {*found} if apart and {*found.values()} in ({0}, {1}) else set()
+            waiting |= dict.fromkeys(places, step)
+            if math.isnan(epoch):
+                early.update(places)
+            else:
+                after |= dict.fromkeys(places, step - epoch)
+        elif math.isnan(epoch):
+            newest = step
+    before |= {place: at - epoch - 1 for place, at in waiting.items()}
+    # Where each has one step, nothing tells whether a row is only late.
+    if not any(abs(lag) > 1 for lag in lags):
+        return set()
+    steps = {name for at, row in enumerate(rows) if at not in before for name in row}
+    named_later = early and not any(steps & rows[at].keys() - {count} for at in early)
+    # Epochs may begin with 0, and be counted from 1 when they are over.
+    return next(
+        ({*found} for found in (before if named_later else {}, after)
+         if {*found.values()} in ({0}, {1})), set()
+    )  # fmt: skip
 
 
 def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[str]) -> None:

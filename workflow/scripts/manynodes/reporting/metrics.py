@@ -33,9 +33,11 @@ def metrics_file(run: Path) -> Path:
 
 
 def rows_so_far(run: Path) -> Path:
-    """The same of any program: the built-in one writes its rows where the results are."""
-    of_user = metrics_file(run)
-    return of_user if of_user.exists() else run / "metrics.csv"
+    """The same of any program, or the published rows of a finished run: of the user's program, the
+    others may be by an earlier key `metrics`, or of a training that was to replace it.
+    """
+    published = run / "metrics.csv"
+    return published if published.exists() else metrics_file(run)
 
 
 def read_metrics(path: Path, restarts: int | None = None, tell: Tell = to_nobody) -> list[Row]:
