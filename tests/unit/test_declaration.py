@@ -92,11 +92,29 @@ def test_a_value_may_be_an_axis_of_the_numbers_below_another(place: Path) -> Non
     assert Experiment.from_files(given | {"parts": 2}, [place]).axes == {"part": [0, 1]}
     for value, line in (
         ({"parts": [2, 3]}, "parts: is a list; give part too"),
+        (
+            {"runs": [{"parts": 2}, {"parts": 3}]},
+            "parts: varies in runs or search; give part there too",
+        ),
+        (
+            {"parts": 4, "search": {"runs": 2, "parts": [2, 3]}},
+            "parts: varies in runs or search; give part there too",
+        ),
+        (
+            {"parts": -1},
+            "parts: -1 is not a whole number from 1 to 10,000, which part counts",
+        ),
+        (
+            {"parts": 1_000_000_000},
+            "parts: 1000000000 is not a whole number from 1 to 10,000, which part counts",
+        ),
         ({"part": 0}, "parts: is missing; the program has no default of it"),
     ):
         with pytest.raises(Refusal) as refused:
             Experiment.from_files(given | value, [place])
         assert str(refused.value) == f"config: {line}"
+    rows = [{"parts": 2, "part": 1}, {"parts": 3, "part": 2}]
+    assert len(Experiment.from_files(given | {"runs": rows}, [place]).runs) == 2
 
 
 def test_parameters_vary_together_in_a_table(place: Path) -> None:

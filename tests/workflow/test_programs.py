@@ -582,7 +582,7 @@ def test_a_missing_module_is_told_whichever_rank_is_the_fastest(place: Checkout)
 
 @pytest.mark.faults
 def test_braces_and_empty_words_reach_a_program_and_its_evaluation(place: Checkout) -> None:
-    """Snakemake would take braces in a text for a wildcard, and writes nothing for an empty word."""
+    """Snakemake would take braces in a text for a wildcard, and write nothing for an empty word."""
     folder = place.path / "braces"
     folder.mkdir()
     (folder / "parameters.yaml").write_text(
