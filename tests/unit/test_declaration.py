@@ -126,6 +126,30 @@ def test_parameters_vary_together_in_a_table(place: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("spec", "given", "found"), [
+    ({}, "01", "01"),
+    ({}, "1e-3", 0.001),
+    ({}, {"a": "01", "b": "2", "c": ["1.10", "3"]}, {"a": "01", "b": 2, "c": ["1.10", "3"]}),
+    ({"type": "array"}, ["01", "10"], ["01", "10"]),
+    ({"type": "array"}, ["1", "2"], [1, 2]),
+    ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}, ["1", "2"],
+     ["1", 2]),
+    ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}, ["5"], ["5"]),
+    ({"anyOf": [{"type": "array", "items": {"type": ["string", "number"]}}, {"type": "null"}]},
+     ["5"], ["5"]),
+    ({"allOf": [{"type": "string"}]}, "5", "5"),
+    ({"type": "object", "additionalProperties": {"type": "string"}}, {"a": "5"}, {"a": "5"}),
+    ({"type": "object", "additionalProperties": {"type": "number"}}, {"a": "010"}, {"a": 10}),
+])  # fmt: skip
+def test_texts_stay_texts_where_the_schema_wants_them_or_says_nothing_and_they_are_no_numbers(
+    place: Path, spec: dict[str, Any], given: Any, found: Any
+) -> None:
+    declare(place, {"value": spec})
+    (place / "check.py").unlink()
+    config = {"experiment": "mine", "program": "train.py", "value": given}
+    assert Experiment.from_files(config, [place]).runs["run"].parameters == {"value": found}
+
+
 @pytest.mark.parametrize(("keys", "line"), [
     ({"widht": 3}, "widht: unknown key; did you mean width?"),
     ({"width": "x"}, 'width: "x" is not a whole number'),
