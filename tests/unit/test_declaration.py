@@ -224,6 +224,14 @@ def test_a_check_that_fails_by_itself_is_named(place: Path, code: str) -> None:
         experiment(place)
 
 
+def test_what_a_check_changes_is_not_what_a_run_gets(place: Path) -> None:
+    (place / "check.py").write_text(
+        "def check(parameters, geometry, dataset): parameters['sizes'].append(9)\n"
+    )
+    runs = experiment(place, width=[8, 16]).runs.values()
+    assert [run.sizes for run in runs] == [[3, 4], [3, 4]]
+
+
 def test_reading_a_record_runs_no_code_of_the_users(place: Path) -> None:
     science = experiment(place).science
     (place / "check.py").write_text("raise SystemExit(3)")
