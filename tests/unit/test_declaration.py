@@ -92,11 +92,29 @@ def test_a_value_may_be_an_axis_of_the_numbers_below_another(place: Path) -> Non
     assert Experiment.from_files(given | {"parts": 2}, [place]).axes == {"part": [0, 1]}
     for value, line in (
         ({"parts": [2, 3]}, "parts: is a list; give part too"),
+        (
+            {"runs": [{"parts": 2}, {"parts": 3}]},
+            "parts: varies in runs or search; give part there too",
+        ),
+        (
+            {"parts": 4, "search": {"runs": 2, "parts": [2, 3]}},
+            "parts: varies in runs or search; give part there too",
+        ),
+        (
+            {"parts": -1},
+            "parts: -1 is not a whole number from 1 to 10,000, which part counts",
+        ),
+        (
+            {"parts": 1_000_000_000},
+            "parts: 1000000000 is not a whole number from 1 to 10,000, which part counts",
+        ),
         ({"part": 0}, "parts: is missing; the program has no default of it"),
     ):
         with pytest.raises(Refusal) as refused:
             Experiment.from_files(given | value, [place])
         assert str(refused.value) == f"config: {line}"
+    rows = [{"parts": 2, "part": 1}, {"parts": 3, "part": 2}]
+    assert len(Experiment.from_files(given | {"runs": rows}, [place]).runs) == 2
 
 
 def test_parameters_vary_together_in_a_table(place: Path) -> None:
@@ -106,6 +124,30 @@ def test_parameters_vary_together_in_a_table(place: Path) -> None:
     assert [(run.lr, run.sizes, run.name) for run in runs.values()] == [
         (0.1, [1, 2], "01"), (0.2, [3], "2"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "given", "found"), [
+    ({}, "01", "01"),
+    ({}, "1e-3", 0.001),
+    ({}, {"a": "01", "b": "2", "c": ["1.10", "3"]}, {"a": "01", "b": 2, "c": ["1.10", "3"]}),
+    ({"type": "array"}, ["01", "10"], ["01", "10"]),
+    ({"type": "array"}, ["1", "2"], [1, 2]),
+    ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}, ["1", "2"],
+     ["1", 2]),
+    ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}, ["5"], ["5"]),
+    ({"anyOf": [{"type": "array", "items": {"type": ["string", "number"]}}, {"type": "null"}]},
+     ["5"], ["5"]),
+    ({"allOf": [{"type": "string"}]}, "5", "5"),
+    ({"type": "object", "additionalProperties": {"type": "string"}}, {"a": "5"}, {"a": "5"}),
+    ({"type": "object", "additionalProperties": {"type": "number"}}, {"a": "010"}, {"a": 10}),
+])  # fmt: skip
+def test_texts_stay_texts_where_the_schema_wants_them_or_says_nothing_and_they_are_no_numbers(
+    place: Path, spec: dict[str, Any], given: Any, found: Any
+) -> None:
+    declare(place, {"value": spec})
+    (place / "check.py").unlink()
+    config = {"experiment": "mine", "program": "train.py", "value": given}
+    assert Experiment.from_files(config, [place]).runs["run"].parameters == {"value": found}
 
 
 @pytest.mark.parametrize(("keys", "line"), [
@@ -180,6 +222,14 @@ def test_a_check_that_fails_by_itself_is_named(place: Path, code: str) -> None:
     (place / "check.py").write_text(code)
     with pytest.raises(Refusal, match=r"^config: program: .*check.py: \w+"):
         experiment(place)
+
+
+def test_what_a_check_changes_is_not_what_a_run_gets(place: Path) -> None:
+    (place / "check.py").write_text(
+        "def check(parameters, geometry, dataset): parameters['sizes'].append(9)\n"
+    )
+    runs = experiment(place, width=[8, 16]).runs.values()
+    assert [run.sizes for run in runs] == [[3, 4], [3, 4]]
 
 
 def test_reading_a_record_runs_no_code_of_the_users(place: Path) -> None:

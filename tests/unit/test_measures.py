@@ -311,12 +311,18 @@ def test_links_of_outputs_lead_to_outputs(tmp_path: Path) -> None:
     (folders.work / "ck/other").symlink_to("../other")
     (folders.work / "ck/up").symlink_to("..")
     (folders.work / "other/back").symlink_to("../ck")
+    (folders.saved / "step_3").mkdir(parents=True)
+    (folders.saved / "step_3/a.pt").write_text("saved")
+    (folders.work / "ck/saved").symlink_to("../../state/saved/step_3")
     (folders.work / "ck/.big.pt.x.unfinished").mkdir()
     publish(folders, ["ck/"])
     assert sorted(path.name for path in (folders.outputs / "ck").iterdir()) == [
-        "best.pt", "other", "up",
+        "best.pt", "other", "saved", "up",
     ]  # fmt: skip
     shutil.rmtree(folders.work)
+    # The next training saves others there.
+    shutil.rmtree(folders.saved)
+    assert (folders.outputs / "ck/saved/a.pt").read_text() == "saved"
     assert (folders.outputs / "ck/other/a.pt").read_text() == "a"
     assert (folders.outputs / "ck/up").is_symlink()
 

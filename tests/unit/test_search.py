@@ -81,6 +81,14 @@ def test_what_cannot_be_drawn_is_refused(search, words) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_listed_texts_stay_texts() -> None:
+    given = {"runs": "4", "subject": ["01", "10"], "release": ["1.10", "1.2"], "rate": ["1", "2"]}
+    config = {"experiment": "x", "program": "t.py", "search": given}
+    parameters = [run.parameters for run in Experiment.from_files(config, []).runs.values()]
+    found = {key: {each[key] for each in parameters} for key in parameters[0]}
+    assert found == {"subject": {"01", "10"}, "release": {"1.10", "1.2"}, "rate": {1, 2}}
+
+
 def test_files_of_a_search_are_relative_to_the_configuration(tmp_path) -> None:
     (tmp_path / "a.safetensors").touch()
     given = {"experiment": "x", "search": {"runs": 1, "initial_weights": ["a.safetensors"]}}

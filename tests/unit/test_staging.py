@@ -20,7 +20,7 @@ import zstandard
 
 from manynodes.base.errors import Refusal
 from manynodes.data import staging, unpacking
-from manynodes.data.files import read_files
+from manynodes.data.files import collect, read_files
 from manynodes.data.folder import DataFolder
 from manynodes.data.unpacking import ARCHIVE, COMPLETE, unpacked_here
 from manynodes.experiment.environment_here import EnvironmentHere
@@ -61,6 +61,16 @@ def test_a_damaged_copy_is_made_again(data, scratch) -> None:
         damage()
         assert staging.stage(DataFolder.read(data), [str(scratch)]).status == "fresh"
         assert staging.stage(DataFolder.read(data), [str(scratch)]).status == "reused"
+
+
+def test_a_file_that_became_executable_is_so_in_the_copy_that_is_reused(scratch, tmp_path) -> None:
+    solver, folder = tmp_path / "solver", tmp_path / "files"
+    solver.write_text("#!/bin/sh\n")
+    for status, mode in (("fresh", 0o644), ("reused", 0o755)):
+        solver.chmod(mode)
+        staged = staging.stage(collect([solver], folder, "x-files"), [str(scratch)])
+        assert staged.status == status
+        assert os.access(Path(staged.path, "solver"), os.X_OK) == bool(mode & 0o100)
 
 
 def test_the_first_usable_scratch_is_taken(data, scratch, monkeypatch) -> None:

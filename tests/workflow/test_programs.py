@@ -581,24 +581,29 @@ def test_a_missing_module_is_told_whichever_rank_is_the_fastest(place: Checkout)
 
 
 @pytest.mark.faults
-def test_a_program_is_trained_first_and_then_evaluated_with_braces(place: Checkout) -> None:
-    """Snakemake would take braces in a text for a wildcard."""
+def test_braces_and_empty_words_reach_a_program_and_its_evaluation(place: Checkout) -> None:
+    """Snakemake would take braces in a text for a wildcard, and write nothing for an empty word."""
     folder = place.path / "braces"
     folder.mkdir()
     (folder / "parameters.yaml").write_text(
         "properties:\n  label: {type: string, default: 'x {y} {run}', result: evaluation}\n"
     )
-    (folder / "train.py").write_text("import launched; launched.result(score=3)\n")
+    (folder / "train.py").write_text(
+        "import launched, sys\nlaunched.result(score=int(sys.argv[1:] == ['--tag', '', 'in']))\n"
+    )
     (folder / "test.py").write_text(
-        "import launched\n"
+        "import launched, sys\n"
+        "assert sys.argv[1:] == ['', 'x'], sys.argv\n"
         "launched.result(seen=int(launched.parameters()['label'] == 'x {y} {run}'))\n"
     )
     (folder / "braces.yaml").write_text(
-        "experiment: braces\nprogram: train.py\nevaluate: test.py\npreflight: false\n"
+        "experiment: braces\nprogram: train.py\narguments: [--tag, '', in]\n"
+        "evaluate: [test.py, '', x]\npreflight: false\n"
     )
     file = ["--configfile", "braces/braces.yaml"]
     assert "braces/run: trained\n" in place.run("--until", "train", *file)
-    assert "braces/run: score 3, seen 1\n" in place.run("--until", "evaluate", *file)
+    assert "braces/run: score 1, seen 1\n" in place.run("--until", "evaluate", *file)
+    assert place.jobs("--until", "evaluate", *file) == {}
 
 
 @pytest.mark.faults

@@ -21,6 +21,7 @@ from manynodes.base.environment import forget_contract, forget_others
 from manynodes.base.errors import Refusal, error_line
 from manynodes.base.provenance import code_sha256
 from manynodes.experiment import job_size
+from manynodes.experiment.command import EMPTY
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.missing import initial_of

@@ -46,7 +46,7 @@ rule train:
         launch=f"{SCRIPTS}/launch.py",
         preflight=f"{SCRIPTS}/preflight.py",
         publish=f"{SCRIPTS}/publish.py",
-        command=lambda wildcards: list(run_of(wildcards).command),
+        command=lambda wildcards: [word or EMPTY for word in run_of(wildcards).command],
         run=lambda wildcards: run_of(wildcards).to_json(),
         sources=EXPERIMENT.sources_sha256,
         geometry=geometry_options,
@@ -116,7 +116,7 @@ rule evaluate:
     params:
         launch=f"{SCRIPTS}/launch.py",
         publish=f"{SCRIPTS}/publish.py",
-        command=lambda wildcards: list(EXPERIMENT.evaluation),
+        command=lambda wildcards: [word or EMPTY for word in EXPERIMENT.evaluation],
         device=lambda wildcards: run_of(wildcards).device,
         # A function: a text with {name} would be taken for a wildcard.
         settings=lambda wildcards: json.dumps(EXPERIMENT.parameters_for("evaluation")),

@@ -732,7 +732,7 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
     if all_values:
         values |= parse_option("--settings", args.settings)
     return Task(
-        command=tuple(args.program),
+        command=tuple("" if word == command.EMPTY else word for word in args.program),
         output=args.output,
         values=values,
         data=args.data,

@@ -178,6 +178,23 @@ def in_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
+def is_valid(copy: DataFolder, source: DataFolder) -> bool:
+    """Whether a copy is that of the source. No manifest says what is executable, and a `chmod` in
+    the source makes no other version: that is put right here.
+    """
+    if not copy.path.is_dir() or copy.damaged_files():
+        return False
+    let_execute(source, copy.path)
+    return True
+
+
+def let_execute(source: DataFolder, copy: Path) -> None:
+    """Make the files of a copy executable that are so in the source."""
+    for name in source.manifest["files"]:
+        if os.access(source.path / name, os.X_OK) and not os.access(copy / name, os.X_OK):
+            (copy / name).chmod(0o700)
+
+
 def copy_once(source: DataFolder, target: Path) -> str:
     """Make the copy unless a valid one is there.
 
@@ -190,10 +207,10 @@ def copy_once(source: DataFolder, target: Path) -> str:
     """
     copy = source.at(target)
     # Before the lock, so that the processes of a node check a copy in parallel.
-    if target.is_dir() and not copy.damaged_files():
+    if is_valid(copy, source):
         return "reused"
     with locked(target.with_name(f"{target.name}.lock"), tell):
-        if target.is_dir() and not copy.damaged_files():
+        if is_valid(copy, source):
             return "reused"
         for leftover in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -210,8 +227,7 @@ def copy_once(source: DataFolder, target: Path) -> str:
                     refuse_damaged(source, [name])
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, work / name)
-                if os.access(file, os.X_OK):
-                    (work / name).chmod(0o700)
+            let_execute(source, work)
             (work / MANIFEST).write_text(json.dumps(source.manifest, indent=2) + "\n")
             if source.at(work).damaged_files():
                 refuse_damaged(source)

@@ -25,6 +25,9 @@ INTERPRETER = re.compile(r"(python[\d.]*t?|(ba)?sh[\d.]*)$")
 SCRIPTS = (".py", ".sh", ".R", ".jl", ".pl", ".lua", ".m")
 HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
+# An empty word on the command line of a rule, where Snakemake writes nothing for one. It cannot be
+# a parameter's: no name begins with _.
+EMPTY = "{_}"
 
 
 def command(config: Mapping[str, Any]) -> list[str]:

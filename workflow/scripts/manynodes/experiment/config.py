@@ -212,11 +212,8 @@ class Experiment:
         rows = resolved["runs"] or [{}]
         together = set().union(*rows)
         for key, spec in keys.properties.items():
-            number = resolved.get(spec.get("counts", ""))
-            if number and values.get(key) is None and key not in together:
-                if isinstance(number, list):
-                    raise Refusal(f"config: {spec['counts']}: is a list; give {key} too")
-                values[key] = list(range(int(number)))
+            if "counts" in spec and values.get(key) is None and key not in together:
+                values |= counted(key, spec["counts"], resolved)
         axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
@@ -678,6 +675,34 @@ def facts(
     numbers = {f"{split}_images": number for split, number in images.items()}
     names = {"class_names": list(class_names)} if class_names else {}
     return {"name": dataset, "classes": classes} | shape | numbers | names
+
+
+def counted(key: str, counts: str, config: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The axis of a key without a value: the whole numbers below another parameter. Empty if that
+    is null or 0.
+
+    Args:
+        counts: the other one.
+
+    Raises:
+        Refusal: it is a list or varies in `runs`, so that no axis fits all runs; or it is no number
+            of them.
+    """
+    number = config.get(counts)
+    if any(counts in row for row in config["runs"]):
+        if not any(row[counts] for row in config["runs"]):
+            return {}
+        raise Refusal(f"config: {counts}: varies in runs or search; give {key} there too")
+    if number is None or number == 0:
+        return {}
+    if isinstance(number, list):
+        raise Refusal(f"config: {counts}: is a list; give {key} too")
+    if isinstance(number, bool) or number not in range(1, MOST_RUNS + 1):
+        raise Refusal(
+            f"config: {counts}: {shown(number)} is not a whole number from 1 to {MOST_RUNS:,}, "
+            f"which {key} counts"
+        )
+    return {key: list(range(int(number)))}
 
 
 def per_process(keys: Keys, key: str, config: Mapping[str, Any]) -> int | None:

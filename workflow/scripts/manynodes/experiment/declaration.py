@@ -3,6 +3,7 @@
 Free of torch, because Snakemake reads the configuration in every dry run.
 """
 
+import copy
 import hashlib
 import importlib.util
 import json
@@ -70,7 +71,9 @@ class Declaration:
             return
         try:
             function = loaded(path.resolve()).check
-            function(dict(parameters), dict(geometry), dataset and dict(dataset))
+            # The runs share a list that is a default.
+            given = copy.deepcopy(dict(parameters))
+            function(given, dict(geometry), dataset and dict(dataset))
         except (Refusal, ValueError) as problem:
             raise Refusal(f"config: {problem}") from None
         except (Exception, SystemExit) as error:  # whatever the user's code raises

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -238,48 +238,47 @@ class Keys:
         text.
         """
         refuse_oversized(config)
-        found = {
-            key: wanted(value, self.properties[key]) if key in self.properties else parsed(value)
-            for key, value in config.items()
-        }
-        if isinstance(parameters := config.get("parameters"), dict):
-            found["parameters"] = {
-                key: meant(value) if isinstance(value, list) else meant([value])[0]
-                for key, value in parameters.items()
-            }
-        if isinstance(rows := config.get("runs"), list):
-            found["runs"] = self.typed_rows(rows)
+        found = dict(config)
+        for key, value in config.items():
+            if key == "runs" and isinstance(value, list):
+                found[key] = self.typed_rows(value)
+            elif key == "parameters" and isinstance(value, dict):
+                found[key] = {name: wanted(part, {}) for name, part in value.items()}
+            elif key == "search" and isinstance(value, dict):
+                found[key] = {
+                    name: self.typed_column(name, part) if isinstance(part, list) else part
+                    for name, part in value.items()
+                }
+            elif key in self.properties:
+                found[key] = wanted(value, self.properties[key])
         return found
 
     def typed_rows(self, rows: list[Any], as_written: bool = True) -> list[Any]:
         """The runs in which keys vary together, with their values in the types that are wanted.
 
         Args:
-            as_written: as for `meant`, which types undeclared parameters.
+            as_written: as for `together`.
         """
         if not all(isinstance(row, dict) for row in rows):
             return rows
         found: list[dict[Any, Any]] = [{} for _ in rows]
         for key in dict.fromkeys(name for row in rows for name in row):
             having = [number for number, row in enumerate(rows) if key in row]
-            values = [rows[number][key] for number in having]
-            spec = self.axes.get(key, self.properties.get(key))
-            typed_values = (
-                [wanted(value, spec) for value in values]
-                if spec
-                else meant(values, as_written)
-                if not self.declared
-                else values
-            )
-            for number, value in zip(having, typed_values, strict=True):
+            values = self.typed_column(key, [rows[number][key] for number in having], as_written)
+            for number, value in zip(having, values, strict=True):
                 found[number][key] = value
         return found
 
+    def typed_column(self, key: Any, values: list[Any], as_written: bool = True) -> list[Any]:
+        """Values of one key in the types that are wanted; those of an unknown one as they are."""
+        spec = self.axes.get(key, self.properties.get(key, None if self.declared else {}))
+        if spec is None:
+            return values
+        return together(values, [spec] * len(values), as_written)
+
     def is_axis(self, key: str, value: Any) -> bool:
         """Whether the value of a key that can be an axis is a list of values."""
-        return isinstance(value, list) and (
-            not takes_list(self.axes.get(key, {})) or any(isinstance(each, list) for each in value)
-        )
+        return are_several(value, self.axes.get(key, {}))
 
 
 @cache
@@ -332,28 +331,67 @@ def axis_form(spec: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"if": several, "then": axis, "else": bare(spec)}
 
 
+def parts_of(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema, and those of which it combines some. True or false says nothing of a value."""
+    yield spec
+    inner = [spec[word] for word in ("if", "then", "else") if word in spec]
+    for part in (*inner, *spec.get("anyOf", []), *spec.get("oneOf", [])):
+        if isinstance(part, Mapping):
+            yield from parts_of(part)
+
+
 def kinds(spec: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a value may have."""
-    given = spec.get("type", [])
-    found = {given} if isinstance(given, str) else set(given)
-    values = [*spec.get("enum", []), *([spec["const"]] if "const" in spec else [])]
-    for value in values:
-        found.add(
-            "null" if value is None
-            else "boolean" if isinstance(value, bool)
-            else "integer" if isinstance(value, int)
-            else "number" if isinstance(value, float)
-            else "string"
-        )  # fmt: skip
-    parts = [spec[word] for word in ("if", "then", "else") if word in spec]
-    for part in (*parts, *spec.get("anyOf", []), *spec.get("oneOf", [])):
-        found |= kinds(part) if isinstance(part, Mapping) else set()
+    """The JSON types that a value may have; none if the schema does not say."""
+    found: set[str] = set()
+    for part in parts_of(spec):
+        given = part.get("type", [])
+        found |= {given} if isinstance(given, str) else {*given}
+        values = [*part.get("enum", []), *([part["const"]] if "const" in part else [])]
+        # A list among other values is one of an axis.
+        lists = bool(values) and all(isinstance(value, list) for value in values)
+        for value in values:
+            found.add(
+                "null" if value is None
+                else "boolean" if isinstance(value, bool)
+                else "integer" if isinstance(value, int)
+                else "number" if isinstance(value, float)
+                else "array" if lists
+                else "string"
+            )  # fmt: skip
     return found
+
+
+def inside(spec: Mapping[str, Any], place: int | str) -> Mapping[str, Any]:
+    """The schema of what is at an index or a name in a value; an empty one if it says nothing."""
+    found = []
+    for part in parts_of(spec):
+        if isinstance(place, int):
+            first = part.get("prefixItems", [])
+            found.append(first[place] if place < len(first) else part.get("items"))
+            continue
+        named, other = part.get("properties", {}), part.get("additionalProperties")
+        # Of any name, as in model_args, text or number is any value.
+        any_value = isinstance(other, Mapping) and {"string"} < kinds(other) - {"null"}
+        found.append(named.get(place, None if any_value else other))
+    known = [each for each in found if isinstance(each, Mapping)]
+    return {"anyOf": known} if len(known) > 1 else known[0] if known else {}
 
 
 def takes_list(spec: Mapping[str, Any]) -> bool:
     """Whether a single value may be a list."""
     return "array" in kinds(spec)
+
+
+def are_several(value: Any, spec: Mapping[str, Any]) -> bool:
+    """Whether something is a list of values of a schema, and not one value."""
+    return isinstance(value, list) and (
+        not takes_list(spec) or any(isinstance(each, list) for each in value)
+    )
+
+
+def fits(value: Any, spec: Mapping[str, Any]) -> bool:
+    """Whether a schema accepts a single value."""
+    return jsonschema.Draft202012Validator(bare(spec)).is_valid(value)
 
 
 def refuse_oversized(config: Any) -> None:
@@ -420,7 +458,8 @@ def typed(value: Any, spec: Mapping[str, Any]) -> Any:
     integer.
     """
     if isinstance(value, list):
-        return [typed(item, spec.get("items", spec)) for item in value]
+        items = spec.get("items", spec)
+        return [typed(item, items if isinstance(items, Mapping) else {}) for item in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     types = kinds(spec)
@@ -503,8 +542,7 @@ def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, A
         form, text = {first: value}, f"{{{first}: {in_yaml(value)}}}"
     else:
         return ""
-    good = jsonschema.Draft202012Validator(bare(schema)).is_valid(form)
-    return f"; write {text}" if good and len(text) <= MOST_WRITTEN else ""
+    return f"; write {text}" if fits(form, schema) and len(text) <= MOST_WRITTEN else ""
 
 
 def in_yaml(value: Any) -> str:
@@ -528,65 +566,92 @@ def type_words(types: str | list[str]) -> str:
 
 
 def wanted(value: Any, spec: Mapping[str, Any]) -> Any:
-    """A value with the texts in it as what its key wants."""
+    """A value of a schema, or several of an axis, with the texts in it as `together`."""
+    if are_several(value, spec):
+        return together(value, [spec] * len(value))
+    return together([value], [spec])[0]
+
+
+def together(
+    values: list[Any], specs: Sequence[Mapping[str, Any]], as_written: bool = True
+) -> list[Any]:
+    """Values that are beside each other, with the texts in them as what their schemas want.
+
+    Texts of which these say nothing, as of parameters that no program declares, become numbers if
+    all of them are some.
+
+    Args:
+        as_written: as for `is_value`.
+    """
+    pairs = [(named(value), spec) for value, spec in zip(values, specs, strict=True)]
+    are_values = all(
+        is_value(value, as_written)
+        for value, spec in pairs
+        if isinstance(value, str) and not kinds(spec)
+    )
+    found = [(value, converted(value, spec, are_values), spec) for value, spec in pairs]
+    # A schema may want texts without saying so by its types.
+    return [
+        value if value != new and fits(value, spec) and not fits(new, spec) else new
+        for value, new, spec in found
+    ]
+
+
+def named(value: Any) -> Any:
+    """A value with texts as names: the run reaches its program as JSON."""
     if isinstance(value, list):
-        return [wanted(item, spec.get("items", spec)) for item in value]
+        return [named(item) for item in value]
     if isinstance(value, dict):
-        inside = spec.get("properties", {})
-        return {
-            # The run reaches its program as JSON, in which names are text.
-            str(key): wanted(part, inside[key]) if key in inside else parsed(part)
-            for key, part in value.items()
-        }
+        return {str(key): named(part) for key, part in value.items()}
+    return value
+
+
+def converted(value: Any, spec: Mapping[str, Any], are_values: bool) -> Any:
+    """A single value with the texts in it in the types that its schema names.
+
+    Args:
+        are_values: whether a text becomes a number where it names none.
+    """
+    if isinstance(value, list):
+        return together(value, [inside(spec, index) for index in range(len(value))])
+    if isinstance(value, dict):
+        return {name: wanted(part, inside(spec, name)) for name, part in value.items()}
     if not isinstance(value, str):
         return value
     types = kinds(spec)
+    if not types:
+        return parsed(value) if are_values else value
     if value == "null" and "null" in types:
         return None
     # A text among numbers is `auto`, say.
     others = types & {"integer", "number", "boolean"}
-    text = "string" in types and (
-        not others or jsonschema.Draft202012Validator(bare(spec)).is_valid(value)
-    )
+    text = "string" in types and (not others or fits(value, spec))
     return value if text else parsed(value)
 
 
-def parsed(value: Any) -> Any:
-    """A value with every text in it that is a number, true, false or null as that."""
-    if isinstance(value, list):
-        return [parsed(item) for item in value]
-    if isinstance(value, dict):
-        return {key: parsed(item) for key, item in value.items()}
-    if isinstance(value, str):
-        if value in WORDS:
-            return WORDS[value]
-        if WHOLE.fullmatch(value):
-            return int(value)
-        if NUMBER.fullmatch(value):
-            return float(value)
-    return value
+def parsed(text: str) -> Any:
+    """A text that is a number, true, false or null as that."""
+    if text in WORDS:
+        return WORDS[text]
+    if WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if NUMBER.fullmatch(text) else text
 
 
-def meant(values: list[Any], as_written: bool = True) -> list[Any]:
-    """The values of a parameter that the user's program does not declare.
+def is_value(text: str, as_written: bool = True) -> bool:
+    """Whether a text stands for a number, true, false or null, where it may be any text.
 
-    Texts become numbers if all texts among the values are some. A leading zero makes a name, such
-    as that of a subject: `01`; so does an `e` behind three digits, as in a hash.
+    A leading zero makes a name, such as that of a subject: `01`; so does an `e` behind three
+    digits, as in a hash.
 
     Args:
         as_written: a fraction in another form than Python's is a name too: `1.10`.
     """
-
-    def is_value(text: str) -> bool:
-        if text in WORDS:
-            return True
-        if not NUMBER.fullmatch(text) or ZERO_FIRST.match(text) or LIKE_A_HASH.fullmatch(text):
-            return False
-        number = float(text)
-        if not math.isfinite(number):
-            return False
-        return not as_written or "." not in text or "e" in text.lower() or repr(number) == text
-
-    if not all(is_value(value) for value in values if isinstance(value, str)):
-        return values
-    return [parsed(value) for value in values]
+    if text in WORDS:
+        return True
+    if not NUMBER.fullmatch(text) or ZERO_FIRST.match(text) or LIKE_A_HASH.fullmatch(text):
+        return False
+    number = float(text)
+    if not math.isfinite(number):
+        return False
+    return not as_written or "." not in text or "e" in text.lower() or repr(number) == text

@@ -35,18 +35,22 @@ def publish(folders: Folders, outputs: Sequence[str]) -> None:
         source, target = folders.work / path, folders.outputs / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            copy_folder(source, target, folders.work.resolve())
+            copy_folder(source, target, (folders.work.resolve(), folders.saved.resolve()))
         else:
             # A link such as latest.pt would lead nowhere from the other folder.
             link_or_copy(source.resolve(), target)
 
 
-def copy_folder(source: Path, target: Path, work: Path, seen: Sequence[Path] = ()) -> None:
+def copy_folder(
+    source: Path, target: Path, written: Sequence[Path], seen: Sequence[Path] = ()
+) -> None:
     """Copy a folder, without files that `launched.save` has not written to their end. Links in it
     stay links, which may lead into a circle or nowhere; a link to a file outside, or to another
-    folder of `work`, becomes what it leads to, because it would lead nowhere from the other folder.
+    folder that the program has written, becomes what it leads to: from the other folder it would
+    lead nowhere, or to what the next training writes there.
 
     Args:
+        written: the folders that the program writes to, `work` and `saved`, resolved.
         seen: the folders in which a link has led here.
     """
     inside = source.resolve()
@@ -58,8 +62,8 @@ def copy_folder(source: Path, target: Path, work: Path, seen: Sequence[Path] = (
         for name in (*folders, *names):
             path = Path(parent, name)
             outside = path.is_file() and not path.resolve().is_relative_to(inside)
-            if path.is_symlink() and path.is_dir() and is_another(path.resolve(), work, seen):
-                copy_folder(path.resolve(), there / name, work, seen)
+            if path.is_symlink() and path.is_dir() and is_another(path.resolve(), written, seen):
+                copy_folder(path.resolve(), there / name, written, seen)
             elif path.is_symlink() and not outside:
                 lead = path.readlink()
                 if path.exists() and path.resolve().is_relative_to(inside):
@@ -70,7 +74,7 @@ def copy_folder(source: Path, target: Path, work: Path, seen: Sequence[Path] = (
                 link_or_copy(path.resolve(), there / name)
 
 
-def is_another(folder: Path, work: Path, seen: Sequence[Path]) -> bool:
-    """Whether a folder lies in `work` beside others, neither above nor below any of them."""
+def is_another(folder: Path, written: Sequence[Path], seen: Sequence[Path]) -> bool:
+    """Whether a folder lies in one of `written` beside others, neither above nor below any."""
     near = any(each.is_relative_to(folder) or folder.is_relative_to(each) for each in seen)
-    return folder.is_relative_to(work) and not near
+    return not near and any(folder.is_relative_to(each) for each in written)
