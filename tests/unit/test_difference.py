@@ -17,7 +17,7 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import difference, predictions
 from manynodes.reporting.difference import Results
-from programs import ROOT, python
+from programs import ROOT, finished, python
 
 
 def program(name: str, **keys: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def experiment(config: dict[str, Any], found: dict[tuple[float, int], dict[str, 
         key = (run.values["lr"], run.seed)
         if key in found:
             numbers[name] = found[key]
-    return Results(parsed, numbers, frozenset({"none"}), frozenset())
+    return Results(parsed, numbers, dict.fromkeys(numbers, (None,)), frozenset())
 
 
 def rate(*values: float, lr: float = 0.1) -> dict[tuple[float, int], dict[str, float]]:
@@ -156,6 +156,27 @@ def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     assert difference.doubts(before, after) == [
         "their packages differ: module cuda 12.4 -> 12.8",
     ]
+
+
+@pytest.mark.parametrize("key", ["data_sha256", "files_sha256"])
+def test_other_data_of_the_same_name_are_told(tmp_path: Path, key: str) -> None:
+    config = {"files": [str(tmp_path / "d.tar")]}
+    before, after = (
+        difference.read(finished(tmp_path / name, config, [{"rate": 1.0}], [{key: sum_of}]))
+        for name, sum_of in (("a", "1" * 64), ("b", "2" * 64))
+    )
+    assert difference.settings(before.experiment, after.experiment) == []
+    assert difference.doubts(before, after) == ["they were trained on different data"]
+
+
+@pytest.mark.parametrize(("key", "what"), [("sources_sha256", "code"), ("files_sha256", "files")])
+def test_runs_of_different_code_or_files_are_no_repetitions(
+    tmp_path: Path, key: str, what: str
+) -> None:
+    abouts = [{key: "1" * 64}, {key: "2" * 64}]
+    mixed = finished(tmp_path / "a", {"seed": [0, 1]}, [{"rate": 1.0}, {"rate": 2.0}], abouts)
+    with pytest.raises(Refusal, match=f"seed~0 and seed~1 were trained with different {what}"):
+        difference.read(mixed)
 
 
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:

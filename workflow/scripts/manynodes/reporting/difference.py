@@ -27,7 +27,7 @@ from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished, shortened
 from manynodes.reporting.sums import PUT_BACK
-from manynodes.reporting.tables import value_words
+from manynodes.reporting.tables import refuse_mixture, value_words
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
@@ -56,14 +56,14 @@ class Results:
 
     Attributes:
         numbers: of each finished run, by its name.
-        data: SHA-256 of the data on which they were trained.
+        data: of each of them, SHA-256 of the data and of the files on which it was trained.
         views: of the accuracies; empty for a program of the user's.
         versions: of Python and its packages, by name; several if the runs differ.
     """
 
     experiment: Experiment
     numbers: dict[str, dict[str, float]]
-    data: frozenset[str]
+    data: Mapping[str, tuple[str | None, ...]]
     views: frozenset[str]
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -99,22 +99,27 @@ def read(folder: Path) -> Results:
         folder: results/<experiment>.
 
     Raises:
-        Refusal: there is no experiment, no run has been finished, or a file is damaged.
+        Refusal: there is no experiment, no run has been finished, a file is damaged, or runs are
+            of different code or data.
     """
     experiment = read_record(folder)
-    numbers, data, views = {}, set(), set()
+    numbers, abouts, views = {}, {}, set()
     versions: dict[str, tuple[str, ...]] = {}
     for name in experiment.runs:
         found = of_run(experiment, folder / name)
         if found is not None:
             numbers[name], about = found
-            data.add(about.get("data_sha256") or "none")
+            abouts[name] = about
             views |= {about["views"]} if "views" in about else set()
             for package, version in packages(folder / name, about).items():
                 versions[package] = tuple(sorted({*versions.get(package, ()), version}))
     if not numbers:
         raise Refusal(f"{folder} has no finished run; run snakemake first")
-    return Results(experiment, numbers, frozenset(data), frozenset(views), versions)
+    refuse_mixture(abouts)
+    data = {
+        name: (about["data_sha256"], about.get("files_sha256")) for name, about in abouts.items()
+    }
+    return Results(experiment, numbers, data, frozenset(views), versions)
 
 
 def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
@@ -184,7 +189,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def doubts(before: Results, after: Results) -> list[str]:
     """What makes the numbers hard to compare."""
     found = []
-    if before.data != after.data:
+    if {*before.data.values()} != {*after.data.values()}:
         found.append("they were trained on different data")
     if before.views != after.views:
         found.append("their accuracies are of different views of the test images")
