@@ -137,6 +137,17 @@ def test_runs_that_are_left_out_are_named() -> None:
     assert difference.doubts(before, after) == [line]
 
 
+def test_numbers_that_only_one_of_the_two_has_are_named() -> None:
+    """As of trainings that diverged; and those that the same runs lack, in one line."""
+    before = experiment(program("a"), rate(1.0) | rate(2.0, lr=0.2))
+    numbers = {"rate": 1.0, "loss": 0.5, "top5": 0.9}
+    after = experiment(program("b"), {(0.1, 0): numbers, (0.2, 0): {"loss": 0.5, "top5": 0.9}})
+    assert difference.doubts(before, after) == [
+        "2 of 2 runs of a have no loss, top5",
+        "1 of 2 runs of b has no rate",
+    ]
+
+
 def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     def packages(**versions: str) -> dict[str, tuple[str, ...]]:
         modules = [f"{name}/{versions.pop(name)}" for name in ("cuda",) if name in versions]

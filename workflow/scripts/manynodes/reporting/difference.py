@@ -5,8 +5,7 @@ image by image.
 import json
 import math
 import warnings
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from manynodes.reporting.tables import refuse_mixture, value_words
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
+ONE_VIEW = "accuracy, one view"
 # By seed and position among the runs with that seed.
 Runs = dict[tuple[Any, int], dict[str, float]]
 
@@ -142,12 +142,12 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
             about, evaluation = finished.about, finished.evaluation
             found = {
                 "accuracy": evaluation["accuracy"],
-                "accuracy, one view": evaluation["plain"]["accuracy"],
+                ONE_VIEW: evaluation["plain"]["accuracy"],
                 "loss": evaluation["loss"],
                 "seconds": about["seconds"],
             }
             if evaluation["views"] == "plain":
-                del found["accuracy, one view"]
+                del found[ONE_VIEW]
             return found, about | {"views": evaluation["views"]}
         measured = read_measured(experiment, folder)
         numbers = measured.columns(experiment.axes) | {"seconds": measured.about["seconds"]}
@@ -195,7 +195,11 @@ def doubts(before: Results, after: Results) -> list[str]:
         found.append("their accuracies are of different views of the test images")
     if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
         found.append("only one of them is the mean of several folds")
-    found += [line for each in (before, after) for line in (*left_out(each), *without(each))]
+    names = dict.fromkeys(
+        name for each in (before, after) for numbers in each.numbers.values() for name in numbers
+        if name != ONE_VIEW  # the only one has no name
+    )  # fmt: skip
+    found += [line for each in (before, after) for line in (*left_out(each), *without(each, names))]
     if changed := other_packages(before.versions, after.versions):
         found.append(f"their packages differ: {changed}")
     return found
@@ -210,13 +214,17 @@ def left_out(results: Results) -> list[str]:
             f"and left out: {shortened(names)}"] if names else []  # fmt: skip
 
 
-def without(results: Results) -> list[str]:
-    """For each number that only some runs of an experiment have, how many have none."""
-    runs = results.numbers.values()
-    counts = Counter(name for numbers in runs for name in numbers)
-    return [f"{without} of {len(runs)} runs of {results.experiment.name} "
-            f"{'has' if without == 1 else 'have'} no {name}"
-            for name, count in counts.items() if (without := len(runs) - count)]  # fmt: skip
+def without(results: Results, names: Iterable[str]) -> list[str]:
+    """Which of these numbers some runs of an experiment do not have, such as of a training that
+    diverged: a line for those that the same runs lack.
+    """
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        runs = tuple(run for run, numbers in results.numbers.items() if name not in numbers)
+        lacking.setdefault(runs, []).append(name)
+    return [f"{len(runs)} of {len(results.numbers)} runs of {results.experiment.name} "
+            f"{'has' if len(runs) == 1 else 'have'} no {shortened(found)}"
+            for runs, found in lacking.items() if runs]  # fmt: skip
 
 
 def compare(before: Results, after: Results) -> list[Difference]:
