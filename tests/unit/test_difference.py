@@ -61,6 +61,24 @@ def test_a_fold_is_compared_with_itself_if_runs_are_missing() -> None:
     assert comparison.line(found).endswith(", paired by fold)")
 
 
+@pytest.mark.parametrize(
+    ("keys", "data"),
+    [({}, "1"), ({"folds": 2, "validation_seed": 1}, "0"), ({"folds": 3, "fold": [0, 1]}, "0")],
+)
+def test_folds_of_other_images_are_not_paired(keys: dict[str, Any], data: str) -> None:
+    def folded(name: str, sha256: str, **keys: Any) -> Results:
+        dataset = {"experiment": name, "dataset": {"name": "digits"}}
+        found = Experiment.from_config(dataset | {"folds": 2} | keys)
+        numbers = {run: {"rate": float(fold)} for fold, run in enumerate(found.runs)}
+        return Results(found, numbers, dict.fromkeys(numbers, (sha256,)), frozenset())
+
+    before = folded("a", "0")
+    (found,) = difference.compare(before, folded("b", data, **keys))
+    assert (found.paired, found.of) == (False, "fold")
+    (found,) = difference.compare(before, folded("b", "0", device="cpu"))
+    assert (found.paired, found.of) == (True, "fold")
+
+
 def test_folds_are_means_of_the_seeds_that_both_have() -> None:
     """Seeds differ by 1, the experiments by 0.5; one of them lacks a seed of a fold."""
     one = {

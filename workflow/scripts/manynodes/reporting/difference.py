@@ -290,9 +290,12 @@ def by_setting(results: Results, axes: Sequence[str], common: Sequence[str]) -> 
         key = tuple(hashable(values[axis]) for axis in common)
         setting = Setting(key, in_a_row(own, values), in_a_row(common, values))
         runs = found.setdefault(setting, {})
-        # A fold that is no axis is the same in all runs.
-        fold = values.get("fold") if "fold" in results.experiment.axes else None
-        repeat = values["seed"], str(fold)
+        fold = "None"  # one that is no axis is the same in all runs
+        if "fold" in results.experiment.axes:
+            # Its images follow from these.
+            of = [values.get(key) for key in ("folds", "validation_seed")]
+            fold = json.dumps([values["fold"], *of, results.data[name]])
+        repeat = values["seed"], fold
         runs[repeat, sum(key[0] == repeat for key in runs)] = numbers
     return found
 
