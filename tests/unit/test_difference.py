@@ -314,6 +314,15 @@ def test_values_are_as_they_were_given_and_the_spread_is_named() -> None:
     assert difference.settings(one, other) == [
         "lr 1e-09, 1e+12 -> 0.1", "path a/b -> not given", "on not given -> true",
     ]  # fmt: skip
+    # What a program may tell apart, also where Python, or words, do not.
+    values = {"amp": 1, "wd": 1, "decay": None, "size": "none", "x": None}
+    one = Experiment.from_config(program("a", parameters=values))
+    changes = {"amp": True, "wd": 1.0, "decay": "none", "size": "none"}
+    other = Experiment.from_config(program("b", parameters=changes))
+    assert difference.settings(one, other) == [
+        "amp 1 -> true", "wd 1 -> 1.0", 'decay null -> "none"', "x none -> not given",
+    ]  # fmt: skip
+    assert difference.settings(one, one) == []
     assert comparison.spread((0.5, 0.7), True) == "60.00% (sd 14.14%, n = 2)"
 
 

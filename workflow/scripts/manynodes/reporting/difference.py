@@ -24,7 +24,7 @@ from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
-from manynodes.reporting.results import read_finished, shortened
+from manynodes.reporting.results import read_finished, same, shortened
 from manynodes.reporting.sums import PUT_BACK
 from manynodes.reporting.tables import refuse_mixture, value_words
 
@@ -160,15 +160,19 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
 def settings(before: Experiment, after: Experiment) -> list[str]:
     """The keys whose values differ, as `key before -> after`."""
     one, other = flat(before.settings), flat(after.settings)
+    as_written = not (before.built_in and after.built_in)
     return [
-        f"{key} {value_of(one, key)} -> {value_of(other, key)}"
+        f"{key} {' -> '.join(values_of(one, other, key))}"
         for key in dict.fromkeys([*one, *other])
-        if one.get(key) != other.get(key)
+        if key not in one or key not in other or not same(one[key], other[key], as_written)
     ]
 
 
-def value_of(config: Mapping[str, Any], key: str) -> str:
-    return value_words(config[key]) if key in config else "not given"
+def values_of(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> list[str]:
+    """In words, or as JSON if these are the same, such as of null and a text."""
+    sides = (before, after)
+    words = [value_words(config[key]) if key in config else "not given" for config in sides]
+    return words if words[0] != words[1] else [json.dumps(config[key]) for config in sides]
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
