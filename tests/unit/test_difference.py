@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,27 @@ def test_numbers_that_only_one_of_the_two_has_are_named() -> None:
         "2 of 2 runs of a have no loss, top5",
         "1 of 2 runs of b has no rate",
     ]
+
+
+def test_what_auto_came_to_is_named_if_it_differs(tmp_path: Path, monkeypatch) -> None:
+    def read(name: str, precision: str, computed_in: str) -> Results:
+        config = {"experiment": name, "dataset": {"name": "digits"}, "precision": precision}
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "experiment.json").write_text(json.dumps(config))
+        about = {"config": {}, "code_sha256": "", "data_sha256": "", "versions": {}, "seconds": 1,
+                 "computed_in": computed_in}  # fmt: skip
+        evaluation = {"accuracy": 0.5, "loss": 1, "views": "plain", "plain": {"accuracy": 0.5}}
+        found = SimpleNamespace(about=about, evaluation=evaluation)
+        monkeypatch.setattr(difference, "read_finished", lambda *_: found)
+        return difference.read(tmp_path / name)
+
+    one = read("a", "auto", "bf16")
+    assert difference.doubts(one, read("b", "auto", "bf16")) == []
+    assert difference.doubts(one, read("b", "auto", "fp32")) == [
+        "precision: auto was bf16 in a and fp32 in b",
+    ]
+    # The keys that differ say it.
+    assert difference.doubts(one, read("b", "fp32", "fp32")) == []
 
 
 def test_packages_that_differ_are_named(tmp_path: Path) -> None:

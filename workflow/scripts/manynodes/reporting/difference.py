@@ -19,7 +19,7 @@ from manynodes.base.errors import Refusal
 from manynodes.base.reading import read_json
 from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.experiment.installed import other_packages, packages_of
-from manynodes.reporting import predictions
+from manynodes.reporting import predictions, scaling
 from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.predictions import Predictions
@@ -59,6 +59,7 @@ class Results:
         data: of each of them, SHA-256 of the data and of the files on which it was trained.
         views: of the accuracies; empty for a program of the user's.
         versions: of Python and its packages, by name; several if the runs differ.
+        computed_in: what `precision: auto` came to.
     """
 
     experiment: Experiment
@@ -66,6 +67,7 @@ class Results:
     data: Mapping[str, tuple[str | None, ...]]
     views: frozenset[str]
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    computed_in: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,12 @@ def read(folder: Path) -> Results:
     data = {
         name: (about["data_sha256"], about.get("files_sha256")) for name, about in abouts.items()
     }
-    return Results(experiment, numbers, data, frozenset(views), versions)
+    computed_in = frozenset(
+        scaling.computed_in(run, about)
+        for name, about in abouts.items()
+        if experiment.built_in and (run := experiment.runs[name]).precision == "auto"
+    )
+    return Results(experiment, numbers, data, frozenset(views), versions, computed_in)
 
 
 def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
@@ -195,6 +202,11 @@ def doubts(before: Results, after: Results) -> list[str]:
     found = []
     if {*before.data.values()} != {*after.data.values()}:
         found.append("they were trained on different data")
+    if before.computed_in and after.computed_in and before.computed_in != after.computed_in:
+        found.append("precision: auto was " + " and ".join(
+            f"{', '.join(sorted(each.computed_in))} in {each.experiment.name}"
+            for each in (before, after)
+        ))  # fmt: skip
     if before.views != after.views:
         found.append("their accuracies are of different views of the test images")
     if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
