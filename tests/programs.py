@@ -1,17 +1,21 @@
 """The programs, run as a user would."""
 
+import hashlib
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 from forked import SCRIPTS, server
 from manynodes.data.folder import DataFolder
 from manynodes.data.user.declaration import UserData
+from manynodes.experiment.config import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 # Runs a program and kills it right before one of its changes of a folder.
@@ -135,3 +139,39 @@ ABOUT = {
     "attempts": [{}], "incidents": [], "started": "", "ended": "", "seconds": 1,
     "directory": None, "outputs": ["a"],
 }  # fmt: skip
+
+
+def finished(
+    folder: Path,
+    keys: Mapping[str, Any],
+    numbers: Sequence[Mapping[str, Any]],
+    abouts: Sequence[Mapping[str, Any]] = ({},),
+    evaluation: Mapping[str, Any] | None = None,
+) -> Path:
+    """The results of an experiment with a program whose first runs are finished; its folder.
+
+    Args:
+        keys: of the configuration, besides its name, that of the folder, and `program`.
+        numbers: result.json of each finished run.
+        abouts: what their run.json has otherwise than ABOUT, of each, or one of all.
+        evaluation: evaluation.json of all.
+    """
+    config = {"experiment": folder.name, "program": "t.py", **keys}
+    folder.mkdir()
+    (folder / "experiment.json").write_text(json.dumps(config))
+    abouts = abouts if len(abouts) > 1 else [*abouts] * len(numbers)
+    runs = list(Experiment.from_config(config).runs.items())[: len(numbers)]
+    for (name, run), found, other in zip(runs, numbers, abouts, strict=True):
+        written = {"metrics.csv": "", "result.json": json.dumps(found)}
+        sums = {file: hashlib.sha256(text.encode()).hexdigest() for file, text in written.items()}
+        about = ABOUT | {"config": json.loads(run.to_json()), "files": sums, "outputs": []} | other
+        written["run.json"] = json.dumps(about)
+        if evaluation is not None:
+            written["evaluation.json"] = json.dumps(evaluation)
+            both = {file: hashlib.sha256(written[file].encode()).hexdigest()
+                    for file in ("run.json", "evaluation.json")}  # fmt: skip
+            written["evaluated.json"] = json.dumps({"sources_sha256": "", "files": both})
+        (folder / name).mkdir()
+        for file, text in written.items():
+            (folder / name / file).write_text(text)
+    return folder

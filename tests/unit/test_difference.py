@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import difference, predictions
 from manynodes.reporting.difference import Results
-from programs import ROOT, python
+from programs import ROOT, finished, python
 
 
 def program(name: str, **keys: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def experiment(config: dict[str, Any], found: dict[tuple[float, int], dict[str, 
         key = (run.values["lr"], run.seed)
         if key in found:
             numbers[name] = found[key]
-    return Results(parsed, numbers, frozenset({"none"}), frozenset())
+    return Results(parsed, numbers, dict.fromkeys(numbers, (None,)), frozenset())
 
 
 def rate(*values: float, lr: float = 0.1) -> dict[tuple[float, int], dict[str, float]]:
@@ -59,6 +60,24 @@ def test_a_fold_is_compared_with_itself_if_runs_are_missing() -> None:
     # The changes 0.4 and 0.6 have the standard error 0.1; t(1) = 12.706.
     assert (found.low, found.high) == pytest.approx((0.5 - 1.2706, 0.5 + 1.2706), rel=1e-4)
     assert comparison.line(found).endswith(", paired by fold)")
+
+
+@pytest.mark.parametrize(
+    ("keys", "data"),
+    [({}, "1"), ({"folds": 2, "validation_seed": 1}, "0"), ({"folds": 3, "fold": [0, 1]}, "0")],
+)
+def test_folds_of_other_images_are_not_paired(keys: dict[str, Any], data: str) -> None:
+    def folded(name: str, sha256: str, **keys: Any) -> Results:
+        dataset = {"experiment": name, "dataset": {"name": "digits"}}
+        found = Experiment.from_config(dataset | {"folds": 2} | keys)
+        numbers = {run: {"rate": float(fold)} for fold, run in enumerate(found.runs)}
+        return Results(found, numbers, dict.fromkeys(numbers, (sha256,)), frozenset())
+
+    before = folded("a", "0")
+    (found,) = difference.compare(before, folded("b", data, **keys))
+    assert (found.paired, found.of) == (False, "fold")
+    (found,) = difference.compare(before, folded("b", "0", device="cpu"))
+    assert (found.paired, found.of) == (True, "fold")
 
 
 def test_folds_are_means_of_the_seeds_that_both_have() -> None:
@@ -137,6 +156,38 @@ def test_runs_that_are_left_out_are_named() -> None:
     assert difference.doubts(before, after) == [line]
 
 
+def test_numbers_that_only_one_of_the_two_has_are_named() -> None:
+    """As of trainings that diverged; and those that the same runs lack, in one line."""
+    before = experiment(program("a"), rate(1.0) | rate(2.0, lr=0.2))
+    numbers = {"rate": 1.0, "loss": 0.5, "top5": 0.9}
+    after = experiment(program("b"), {(0.1, 0): numbers, (0.2, 0): {"loss": 0.5, "top5": 0.9}})
+    assert difference.doubts(before, after) == [
+        "2 of 2 runs of a have no loss, top5",
+        "1 of 2 runs of b has no rate",
+    ]
+
+
+def test_what_auto_came_to_is_named_if_it_differs(tmp_path: Path, monkeypatch) -> None:
+    def read(name: str, precision: str, computed_in: str) -> Results:
+        config = {"experiment": name, "dataset": {"name": "digits"}, "precision": precision}
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "experiment.json").write_text(json.dumps(config))
+        about = {"config": {}, "code_sha256": "", "data_sha256": "", "versions": {}, "seconds": 1,
+                 "computed_in": computed_in}  # fmt: skip
+        evaluation = {"accuracy": 0.5, "loss": 1, "views": "plain", "plain": {"accuracy": 0.5}}
+        found = SimpleNamespace(about=about, evaluation=evaluation)
+        monkeypatch.setattr(difference, "read_finished", lambda *_: found)
+        return difference.read(tmp_path / name)
+
+    one = read("a", "auto", "bf16")
+    assert difference.doubts(one, read("b", "auto", "bf16")) == []
+    assert difference.doubts(one, read("b", "auto", "fp32")) == [
+        "precision: auto was bf16 in a and fp32 in b",
+    ]
+    # The keys that differ say it.
+    assert difference.doubts(one, read("b", "fp32", "fp32")) == []
+
+
 def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     def packages(**versions: str) -> dict[str, tuple[str, ...]]:
         modules = [f"{name}/{versions.pop(name)}" for name in ("cuda",) if name in versions]
@@ -156,6 +207,27 @@ def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     assert difference.doubts(before, after) == [
         "their packages differ: module cuda 12.4 -> 12.8",
     ]
+
+
+@pytest.mark.parametrize("key", ["data_sha256", "files_sha256"])
+def test_other_data_of_the_same_name_are_told(tmp_path: Path, key: str) -> None:
+    config = {"files": [str(tmp_path / "d.tar")]}
+    before, after = (
+        difference.read(finished(tmp_path / name, config, [{"rate": 1.0}], [{key: sum_of}]))
+        for name, sum_of in (("a", "1" * 64), ("b", "2" * 64))
+    )
+    assert difference.settings(before.experiment, after.experiment) == []
+    assert difference.doubts(before, after) == ["they were trained on different data"]
+
+
+@pytest.mark.parametrize(("key", "what"), [("sources_sha256", "code"), ("files_sha256", "files")])
+def test_runs_of_different_code_or_files_are_no_repetitions(
+    tmp_path: Path, key: str, what: str
+) -> None:
+    abouts = [{key: "1" * 64}, {key: "2" * 64}]
+    mixed = finished(tmp_path / "a", {"seed": [0, 1]}, [{"rate": 1.0}, {"rate": 2.0}], abouts)
+    with pytest.raises(Refusal, match=f"seed~0 and seed~1 were trained with different {what}"):
+        difference.read(mixed)
 
 
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -264,6 +336,15 @@ def test_values_are_as_they_were_given_and_the_spread_is_named() -> None:
     assert difference.settings(one, other) == [
         "lr 1e-09, 1e+12 -> 0.1", "path a/b -> not given", "on not given -> true",
     ]  # fmt: skip
+    # What a program may tell apart, also where Python, or words, do not.
+    values = {"amp": 1, "wd": 1, "decay": None, "size": "none", "x": None}
+    one = Experiment.from_config(program("a", parameters=values))
+    changes = {"amp": True, "wd": 1.0, "decay": "none", "size": "none"}
+    other = Experiment.from_config(program("b", parameters=changes))
+    assert difference.settings(one, other) == [
+        "amp 1 -> true", "wd 1 -> 1.0", 'decay null -> "none"', "x none -> not given",
+    ]  # fmt: skip
+    assert difference.settings(one, one) == []
     assert comparison.spread((0.5, 0.7), True) == "60.00% (sd 14.14%, n = 2)"
 
 

@@ -1,5 +1,7 @@
 """Scaling studies: tables, model and advice from laws that are known."""
 
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,8 +9,10 @@ import pandas as pd
 import pytest
 
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import scaling, scaling_figure, speed_up
+from manynodes.reporting import numbers, scaling, scaling_figure, speed_up
+from manynodes.reporting.progress import read_record
 from manynodes.reporting.step_model import Step, fit
+from programs import finished
 
 IMAGE, FIXED, HOP, BYTE = 2e-4, 3e-3, 1e-4, 1e-9  # seconds
 PARAMETERS = 1_000_000
@@ -274,13 +278,28 @@ def test_a_program_that_measures_no_rate_is_compared_by_its_time() -> None:
     assert len(scaling_figure.draw_programs(experiment, table, "mine").axes[0].lines) == 5
 
 
+def test_a_rate_of_the_evaluation_is_none_of_the_training(tmp_path: Path) -> None:
+    """Evaluated with the same speed, trained in 100 and 60 seconds."""
+    config = {"evaluate": "e.py", "nodes": [1, 2]}
+    folder = finished(
+        tmp_path / "mine", config, [{"accuracy": 0.9}] * 2, [{"seconds": 100}, {"seconds": 60}],
+        {"images_per_second": 500.0},
+    )  # fmt: skip
+    experiment = read_record(folder)
+    runs = {name: numbers.read(experiment, name, folder) for name in experiment.runs}
+    table = numbers.tables(experiment, runs)
+    assert list(table["scaling"]["speed_up"]) == pytest.approx([1, 100 / 60])
+    assert list(table["summary"]["images_per_second"]) == [500, 500]
+
+
 def test_a_program_s_own_rate_and_cpus_and_a_batch_that_goes_with_the_size() -> None:
     pairs = [
         {"cpus_per_proc": cpus, "nproc_per_node": processes, "batch": 64 * processes}
         for cpus, processes in ((1, 1), (2, 1), (1, 4))
     ]
     experiment = program(runs=pairs, parameters={"batch": 64}, device="cpu")
-    rows = pd.DataFrame({"epoch": [1, 2, 3], "tokens_per_second": [1.0, 30.0, 50.0]})
+    rates = [math.nan, 1.0, 30.0, 50.0]  # the first row is of something else
+    rows = pd.DataFrame({"epoch": [0, 1, 2, 3], "tokens_per_second": rates})
     measured = {
         name: (speed_up.rates_of(rows * run.world_size, {}), 50.0)
         for name, run in experiment.runs.items()

@@ -5,8 +5,7 @@ image by image.
 import json
 import math
 import warnings
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,17 +19,18 @@ from manynodes.base.errors import Refusal
 from manynodes.base.reading import read_json
 from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.experiment.installed import other_packages, packages_of
-from manynodes.reporting import predictions
+from manynodes.reporting import predictions, scaling
 from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
-from manynodes.reporting.results import read_finished, shortened
+from manynodes.reporting.results import read_finished, same, shortened
 from manynodes.reporting.sums import PUT_BACK
-from manynodes.reporting.tables import value_words
+from manynodes.reporting.tables import refuse_mixture, value_words
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
+ONE_VIEW = "accuracy, one view"
 # By seed and position among the runs with that seed.
 Runs = dict[tuple[Any, int], dict[str, float]]
 
@@ -56,16 +56,18 @@ class Results:
 
     Attributes:
         numbers: of each finished run, by its name.
-        data: SHA-256 of the data on which they were trained.
+        data: of each of them, SHA-256 of the data and of the files on which it was trained.
         views: of the accuracies; empty for a program of the user's.
         versions: of Python and its packages, by name; several if the runs differ.
+        computed_in: what `precision: auto` came to.
     """
 
     experiment: Experiment
     numbers: dict[str, dict[str, float]]
-    data: frozenset[str]
+    data: Mapping[str, tuple[str | None, ...]]
     views: frozenset[str]
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    computed_in: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -99,22 +101,32 @@ def read(folder: Path) -> Results:
         folder: results/<experiment>.
 
     Raises:
-        Refusal: there is no experiment, no run has been finished, or a file is damaged.
+        Refusal: there is no experiment, no run has been finished, a file is damaged, or runs are
+            of different code or data.
     """
     experiment = read_record(folder)
-    numbers, data, views = {}, set(), set()
+    numbers, abouts, views = {}, {}, set()
     versions: dict[str, tuple[str, ...]] = {}
     for name in experiment.runs:
         found = of_run(experiment, folder / name)
         if found is not None:
             numbers[name], about = found
-            data.add(about.get("data_sha256") or "none")
+            abouts[name] = about
             views |= {about["views"]} if "views" in about else set()
             for package, version in packages(folder / name, about).items():
                 versions[package] = tuple(sorted({*versions.get(package, ()), version}))
     if not numbers:
         raise Refusal(f"{folder} has no finished run; run snakemake first")
-    return Results(experiment, numbers, frozenset(data), frozenset(views), versions)
+    refuse_mixture(abouts)
+    data = {
+        name: (about["data_sha256"], about.get("files_sha256")) for name, about in abouts.items()
+    }
+    computed_in = frozenset(
+        scaling.computed_in(run, about)
+        for name, about in abouts.items()
+        if experiment.built_in and (run := experiment.runs[name]).precision == "auto"
+    )
+    return Results(experiment, numbers, data, frozenset(views), versions, computed_in)
 
 
 def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
@@ -137,12 +149,12 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
             about, evaluation = finished.about, finished.evaluation
             found = {
                 "accuracy": evaluation["accuracy"],
-                "accuracy, one view": evaluation["plain"]["accuracy"],
+                ONE_VIEW: evaluation["plain"]["accuracy"],
                 "loss": evaluation["loss"],
                 "seconds": about["seconds"],
             }
             if evaluation["views"] == "plain":
-                del found["accuracy, one view"]
+                del found[ONE_VIEW]
             return found, about | {"views": evaluation["views"]}
         measured = read_measured(experiment, folder)
         numbers = measured.columns(experiment.axes) | {"seconds": measured.about["seconds"]}
@@ -155,15 +167,19 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
 def settings(before: Experiment, after: Experiment) -> list[str]:
     """The keys whose values differ, as `key before -> after`."""
     one, other = flat(before.settings), flat(after.settings)
+    as_written = not (before.built_in and after.built_in)
     return [
-        f"{key} {value_of(one, key)} -> {value_of(other, key)}"
+        f"{key} {' -> '.join(values_of(one, other, key))}"
         for key in dict.fromkeys([*one, *other])
-        if one.get(key) != other.get(key)
+        if key not in one or key not in other or not same(one[key], other[key], as_written)
     ]
 
 
-def value_of(config: Mapping[str, Any], key: str) -> str:
-    return value_words(config[key]) if key in config else "not given"
+def values_of(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> list[str]:
+    """In words, or as JSON if these are the same, such as of null and a text."""
+    sides = (before, after)
+    words = [value_words(config[key]) if key in config else "not given" for config in sides]
+    return words if words[0] != words[1] else [json.dumps(config[key]) for config in sides]
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,13 +200,22 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def doubts(before: Results, after: Results) -> list[str]:
     """What makes the numbers hard to compare."""
     found = []
-    if before.data != after.data:
+    if {*before.data.values()} != {*after.data.values()}:
         found.append("they were trained on different data")
+    if before.computed_in and after.computed_in and before.computed_in != after.computed_in:
+        found.append("precision: auto was " + " and ".join(
+            f"{', '.join(sorted(each.computed_in))} in {each.experiment.name}"
+            for each in (before, after)
+        ))  # fmt: skip
     if before.views != after.views:
         found.append("their accuracies are of different views of the test images")
     if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
         found.append("only one of them is the mean of several folds")
-    found += [line for each in (before, after) for line in (*left_out(each), *without(each))]
+    names = dict.fromkeys(
+        name for each in (before, after) for numbers in each.numbers.values() for name in numbers
+        if name != ONE_VIEW  # the only one has no name
+    )  # fmt: skip
+    found += [line for each in (before, after) for line in (*left_out(each), *without(each, names))]
     if changed := other_packages(before.versions, after.versions):
         found.append(f"their packages differ: {changed}")
     return found
@@ -205,13 +230,17 @@ def left_out(results: Results) -> list[str]:
             f"and left out: {shortened(names)}"] if names else []  # fmt: skip
 
 
-def without(results: Results) -> list[str]:
-    """For each number that only some runs of an experiment have, how many have none."""
-    runs = results.numbers.values()
-    counts = Counter(name for numbers in runs for name in numbers)
-    return [f"{without} of {len(runs)} runs of {results.experiment.name} "
-            f"{'has' if without == 1 else 'have'} no {name}"
-            for name, count in counts.items() if (without := len(runs) - count)]  # fmt: skip
+def without(results: Results, names: Iterable[str]) -> list[str]:
+    """Which of these numbers some runs of an experiment do not have, such as of a training that
+    diverged: a line for those that the same runs lack.
+    """
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        runs = tuple(run for run, numbers in results.numbers.items() if name not in numbers)
+        lacking.setdefault(runs, []).append(name)
+    return [f"{len(runs)} of {len(results.numbers)} runs of {results.experiment.name} "
+            f"{'has' if len(runs) == 1 else 'have'} no {shortened(found)}"
+            for runs, found in lacking.items() if runs]  # fmt: skip
 
 
 def compare(before: Results, after: Results) -> list[Difference]:
@@ -277,9 +306,12 @@ def by_setting(results: Results, axes: Sequence[str], common: Sequence[str]) -> 
         key = tuple(hashable(values[axis]) for axis in common)
         setting = Setting(key, in_a_row(own, values), in_a_row(common, values))
         runs = found.setdefault(setting, {})
-        # A fold that is no axis is the same in all runs.
-        fold = values.get("fold") if "fold" in results.experiment.axes else None
-        repeat = values["seed"], str(fold)
+        fold = "None"  # one that is no axis is the same in all runs
+        if "fold" in results.experiment.axes:
+            # Its images follow from these.
+            of = [values.get(key) for key in ("folds", "validation_seed")]
+            fold = json.dumps([values["fold"], *of, results.data[name]])
+        repeat = values["seed"], fold
         runs[repeat, sum(key[0] == repeat for key in runs)] = numbers
     return found
 

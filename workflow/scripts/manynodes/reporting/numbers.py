@@ -42,6 +42,7 @@ class Numbers:
         confusion: class names and matrix (true class by row); None if it has none.
         sums: SHA-256 of run.json and evaluation.json, by name.
         environment: environment.json; empty if there is none.
+        rates: `speed_up.rates_of` of the training of a user's program.
     """
 
     about: dict[str, Any]
@@ -50,6 +51,7 @@ class Numbers:
     confusion: Confusion | None
     sums: dict[str, str]
     environment: dict[str, Any] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
 
 
 def read(experiment: Experiment, name: str, results: Path) -> Numbers:
@@ -135,7 +137,9 @@ def of_program(experiment: Experiment, folder: Path) -> Numbers:
     # Its diff may be a megabyte, of each run.
     environment.pop("repository", None)
     rows = table_of(found.metrics)
-    return Numbers(found.about, results, rows, found.confusion, found.sums, environment)
+    # A rate of the evaluation says nothing about the size of the training.
+    rates = speed_up.rates_of(rows, found.result)
+    return Numbers(found.about, results, rows, found.confusion, found.sums, environment, rates)
 
 
 def table_of(rows: Sequence[Row]) -> pd.DataFrame:
@@ -178,10 +182,7 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
 def sizes(experiment: Experiment, runs: Mapping[str, Numbers]) -> pd.DataFrame:
     """One row per size: of the classifier with what is known of its steps."""
     if not experiment.built_in:
-        measured = {
-            name: (speed_up.rates_of(each.rows, each.results), each.about["seconds"])
-            for name, each in runs.items()
-        }
+        measured = {name: (each.rates, each.about["seconds"]) for name, each in runs.items()}
         return speed_up.sizes(experiment, measured)
     steps = [
         scaling.of_run(name, experiment.runs[name], each.about, each.rows, each.results["accuracy"])

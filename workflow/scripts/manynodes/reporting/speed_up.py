@@ -27,11 +27,14 @@ def rates_of(rows: pd.DataFrame, results: Mapping[str, Any]) -> dict[str, float]
     """A run's measured speeds, by their names; those of its rows first.
 
     Args:
-        rows: of metrics.csv: medians, without the first row if it is not the only one.
-        results: its single numbers.
+        rows: of metrics.csv: medians, without the first number if it is not the only one.
+        results: the single numbers of its training.
     """
-    later = rows[1:] if len(rows) > 1 else rows
-    of_rows = {str(key): float(later[key].median()) for key in rows if is_rate(key)}
+    known = {str(key): rows[key].dropna() for key in rows if is_rate(key)}
+    of_rows = {
+        key: float((rates[1:] if len(rates) > 1 else rates).median())
+        for key, rates in known.items()
+    }
     single = {key: float(value) for key, value in results.items() if is_rate(key)}
     found: dict[str, float] = {}
     for key, value in (*of_rows.items(), *single.items()):
