@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,16 @@ def test_the_names_are_no_part_of_the_data(shapes: Path, tmp_path: Path) -> None
     np.savez(tmp_path / "shapes.npz", **content)
     imported(UserData("shapes", "arrays", str(tmp_path / "shapes.npz")), tmp_path / "data")
     assert not (folder.path / "files.csv").exists()
+
+
+def test_classes_may_be_written_alike(shapes: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(shapes, tmp_path / "images"))
+    for folder in root.glob("*/c*"):
+        folder.rename(folder.with_name({"circle": "=a", "cross": "'=a"}[folder.name]))
+    folder = imported(UserData("shapes", "folder", str(root)), tmp_path / "data")
+    assert {row["class"] for row in rows_of(folder.path / "files.csv")} == {"'=a", "stripes"}
+    labels = [folder.class_names[label] for label in folder.split("test")[1]]
+    assert [name.split("/")[1] for name in files_of(folder, "test")] == labels
 
 
 @pytest.mark.parametrize(("change", "line"), [

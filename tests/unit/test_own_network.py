@@ -583,7 +583,7 @@ def test_a_checkpoint_of_another_program_is_read_or_told_its_prefix(tmp_path: Pa
     classifier, path = build("airbench", (8, 8, 8), 3), tmp_path / "net.pt"
     state = classifier.network.state_dict()
     torch.save({"model_state_dict": state, "epoch": 3}, path)
-    given = weights.read_tensors(path)
+    given = weights.in_classifier(weights.read_tensors(path), classifier.state_dict().keys())
     assert set(given) == {f"network.{name}" for name in state}
     told: list[str] = []
     weights.warm_start(classifier, path, told.append)
@@ -591,6 +591,55 @@ def test_a_checkpoint_of_another_program_is_read_or_told_its_prefix(tmp_path: Pa
     torch.save({f"backbone.{name}": each for name, each in state.items()}, path)
     with pytest.raises(Refusal, match=r"all names begin with backbone\. there; save it without"):
         weights.warm_start(classifier, path, told.append)
+
+
+WRAPPING = """
+from torch import nn
+
+class Wrap(nn.Module):
+    def __init__(self, classes, {layer}):
+        super().__init__()
+        self.{layer} = {layer}
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, images):
+        return self.head(self.{layer}(images).mean((2, 3)))
+
+def net(classes, channels, image_size):
+    body = nn.Sequential()
+    body.conv, body.head = nn.Conv2d(channels, 4, 3), nn.Conv2d(4, 4, 1)
+    return Wrap(classes, body)
+"""
+
+
+@pytest.mark.parametrize("layer", ["module", "_orig_mod", "network"])
+def test_a_layer_may_be_called_like_what_is_wrapped_around_networks(tmp_path, layer: str) -> None:
+    (tmp_path / "wrapping.py").write_text(WRAPPING.format(layer=layer))
+    first, other = (
+        build(f"{tmp_path}/wrapping.py:net", (8, 8, 8), 3, (48, 64, 1)) for _ in range(2)
+    )
+    weights.write(first.state_dict(), first.description, tmp_path / "run.safetensors")
+    bare = first.network.state_dict()
+    conv = f"{layer}.conv."
+    states = {
+        "bare": bare,
+        "distributed": {f"module.{name}": each for name, each in bare.items()},
+        "both": {f"_orig_mod.module.{name}": each for name, each in bare.items()},
+        # Of a compiled layer.
+        "inner": {name.replace(conv, f"{conv}_orig_mod."): each for name, each in bare.items()},
+    }
+    for name, state in states.items():
+        torch.save(state, tmp_path / f"{name}.pt")
+    for path in [tmp_path / "run.safetensors", *(tmp_path / f"{name}.pt" for name in states)]:
+        told: list[str] = []
+        for tensor in other.network.parameters():
+            torch.nn.init.zeros_(tensor)
+        weights.refuse_unfit_weights(weights.shapes_in(path), path, other)
+        weights.warm_start(other, path, told.append)
+        assert "start anew" not in told[0]
+        assert "not used" not in told[0]
+        for name, tensor in other.network.state_dict().items():
+            assert torch.equal(tensor, bare[name]), (path, name)
 
 
 def test_predictions_as_a_table(trained: Path, tmp_path: Path) -> None:

@@ -218,6 +218,12 @@ def test_a_file_is_found_in_either_form_of_unicode(flat: Path, tmp_path: Path) -
     assert UserData("shapes", "folder", str(flat), table=str(table)).fingerprint == before
     (flat / apart).rename(flat / "elsewhere")
     assert UserData("shapes", "folder", str(flat), table=str(table)).fingerprint != before
+    # A folder of one system with a file of another.
+    (flat / "gr\u00f6\u00dfe").mkdir()
+    (flat / "elsewhere").rename(flat / "gr\u00f6\u00dfe" / apart)
+    changed(table, {composed: f"gr\u00f6\u00dfe/{composed}"})
+    folder = imported(flat, tmp_path / "mixed", table=str(table))
+    assert f"gr\u00f6\u00dfe/{apart}" in files_of(folder, "test")
 
 
 def test_a_changed_table_is_imported_again(flat: Path, tmp_path: Path) -> None:
@@ -314,6 +320,46 @@ def test_an_import_whose_groups_would_be_other_ones_is_made_again(
     splits = shutil.copytree(of_patients / "circle", tmp_path / "splits/train").parent
     earlier, now = before(splits, table=str(table))
     assert earlier == now
+
+
+def test_a_group_is_one_in_either_form_of_unicode(flat: Path, tmp_path: Path) -> None:
+    """In folders, a file and a column. What was imported with other names is that of before."""
+    forms = {"train": "Jos\u00e9", "test": "Jose\u0301"}
+    _, *rows = (tmp_path / "labels.csv").read_text().splitlines()
+    tables: dict[str, list[str]] = {"groups": ["file,group"], "column": ["file,label,split,group"]}
+    for row in rows:
+        name, label, split, _ = row.split(",")
+        tables["groups"].append(f"{name},{forms[split]}")
+        tables["column"].append(f"{name},{label},{split},{forms[split]}")
+        place = tmp_path / "folders" / split / label / forms[split]
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(flat / name, place)
+    for key, lines in tables.items():
+        (tmp_path / f"{key}.csv").write_text("\n".join(lines))
+    ways: list[tuple[Path, dict[str, str]]] = [
+        (tmp_path / "folders", {"group": "folder"}),
+        (flat, {"table": str(tmp_path / "labels.csv"), "group": str(tmp_path / "groups.csv")}),
+        (flat, {"table": str(tmp_path / "column.csv")}),
+    ]
+
+    def is_as_before(root: Path, keys: dict[str, str]) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UserData, "group_names", lambda *_: [])
+            earlier = declared(root, **keys).fingerprint
+        return declared(root, **keys).fingerprint == earlier
+
+    for root, keys in ways:
+        line = refused(root, tmp_path / "data", **keys)
+        assert "1 groups have images in train and in test, such as " in line
+        assert not is_as_before(root, keys)
+    for key in tables:
+        changed(tmp_path / f"{key}.csv", {forms["test"]: "Zo\u00e9"})
+    for place in (tmp_path / "folders").glob("test/*/*"):
+        place.rename(place.with_name("Zo\u00e9"))
+    for root, keys in ways:
+        done = fetch(root, tmp_path / "data", **keys)
+        assert "fetch: 2 groups, 1 of them in test" in done.stderr
+        assert is_as_before(root, keys)
 
 
 def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path: Path) -> None:

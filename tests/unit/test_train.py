@@ -199,6 +199,13 @@ def test_balanced_weights_are_scikit_learn_s_and_others_go_by_name(digits) -> No
     line = "class_weights: digits has no class cat; its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     with pytest.raises(Refusal, match=f"^{line}$"):
         data.class_weights(RUN.with_values(class_weights={"cat": 2}), labels, folder)
+    folder.manifest["class_names"] = ["Jos\u00e9", *map(str, range(1, 10))]
+    apart = {"Jose\u0301": 2}
+    named = data.class_weights(RUN.with_values(class_weights=apart), labels, folder)
+    assert named.tolist() == [2, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    twice = apart | {"Jos\u00e9": 2}
+    with pytest.raises(Refusal, match="is there in two forms of Unicode; keep one"):
+        data.class_weights(RUN.with_values(class_weights=twice), labels, folder)
 
 
 @pytest.mark.parametrize("key", ["class_weights", "sampling"])

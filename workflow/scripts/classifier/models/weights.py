@@ -4,7 +4,8 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -110,9 +111,10 @@ def warm_start(classifier: Classifier, path: Path, tell: Callable[[str], None]) 
     Raises:
         Refusal: the file cannot be read, or no tensor of it fits.
     """
-    given = read_tensors(path)
+    read = read_tensors(path)
     own = classifier.state_dict()
-    refuse_unfit_weights({name: tensor.shape for name, tensor in given.items()}, path, classifier)
+    refuse_unfit_weights({name: tensor.shape for name, tensor in read.items()}, path, classifier)
+    given = in_classifier(read, own.keys())
     good = {
         name: tensor
         for name, tensor in given.items()
@@ -159,14 +161,18 @@ def refuse_unfit_weights(
     Raises:
         Refusal: no tensor fits. Those of the normalisation around the network fit any.
     """
-    own = {name: tensor.shape for name, tensor in classifier.network.state_dict().items()}
-    given = {name.removeprefix(NETWORK): shape for name, shape in shapes.items()}
-    if not any(own.get(name) == shape for name, shape in given.items()):
+    own = {name: tensor.shape for name, tensor in classifier.state_dict().items()}
+    given = in_classifier(shapes, own.keys())
+    fits = (name for name, shape in given.items() if own.get(name) == shape)
+    if not any(name.startswith(NETWORK) for name in fits):
         remedy = "use the same model, widths and model_args"
         # What another program has around the same network.
-        prefixes = {name.partition(".")[0] for name in given}
+        plain = {
+            WRAPPED.sub("", name).removeprefix(NETWORK): shape for name, shape in shapes.items()
+        }
+        prefixes = {name.partition(".")[0] for name in plain}
         if len(prefixes) == 1 and any(
-            own.get(name.partition(".")[2]) == shape for name, shape in given.items()
+            own.get(NETWORK + name.partition(".")[2]) == shape for name, shape in plain.items()
         ):
             remedy = f"all names begin with {prefixes.pop()}. there; save it without that"
         raise Refusal(
@@ -186,7 +192,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
         if path.suffix == ".safetensors":
             with safetensors.safe_open(path, framework="pt") as file:
                 if shapes := shapes_of(file):
-                    return in_classifier(shapes)
+                    return shapes
     return {name: tuple(tensor.shape) for name, tensor in read_tensors(path).items()}
 
 
@@ -197,7 +203,7 @@ def shapes_of(file: Any) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, by the names that they have in a `Classifier`.
+    """The tensors in a file, by their names there.
 
     Raises:
         Refusal: it is not there, or holds something else.
@@ -225,16 +231,35 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(error, pickle.UnpicklingError):
             text = "it is no state dict of tensors; save the network's state_dict()"
         raise Refusal(f"initial_weights: {path} is not a weights file: {text}") from None
-    return in_classifier(found)
+    return found
 
 
-def in_classifier(found: Mapping[str, T]) -> dict[str, T]:
-    """The same by the names that a `Classifier` has for tensors."""
-    plain = {WRAPPED.sub("", name): value for name, value in found.items()}
+def in_classifier(found: Mapping[str, T], own: Collection[str]) -> dict[str, T]:
+    """The same by the names that a `Classifier` has: those in the file as they are, or without what
+    is wrapped around all of it; the first way by which most fit.
+
+    Args:
+        own: its names. A layer of it may be called like a wrapper.
+    """
+    ways = [list(found)]
+    while all(map(WRAPPED.match, ways[-1])):
+        ways.append([WRAPPED.sub("", name, 1) for name in ways[-1]])
     # A bare state dict knows nothing of our normalisation around its network.
-    if any(name.startswith(NETWORK) for name in plain):
-        return plain
-    return {f"{NETWORK}{name}": value for name, value in plain.items()}
+    named = [
+        unwrapped([prefix + name for name in way], own) for way in ways for prefix in ("", NETWORK)
+    ]
+    best = max(named, key=lambda names: len({*names}.intersection(own)))
+    return dict(zip(best, found.values(), strict=True))
+
+
+def unwrapped(names: Sequence[str], own: Collection[str]) -> list[str]:
+    """Of the names those as they are that the classifier has; for others the one that it has which
+    differs in wrappers only, if there is just one and the file does not have it.
+    """
+    plain, given = {name: WRAPPED.sub("", name) for name in (*own, *names)}, {*names}
+    times = Counter(plain[name] for name in own)
+    known = {plain[name]: name for name in own if times[plain[name]] == 1 and name not in given}
+    return [name if name in own else known.get(plain[name], name) for name in names]
 
 
 def refuse_foreign_code(path: Path, description: dict[str, Any], trusted: str | None) -> None:

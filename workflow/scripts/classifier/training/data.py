@@ -15,6 +15,7 @@ from classifier.pixels.batches import Augmentation
 from classifier.pixels.trivial_augment import operations
 from classifier.training.choosing import freeze, rates
 from classifier.training.limits import (
+    named_weights,
     refuse_bad_patterns,
     refuse_contradictions,
     refuse_unfit_pixels,
@@ -60,16 +61,16 @@ def class_weights(run: Run, labels: np.ndarray, data: DataFolder) -> Tensor | No
         labels: of the training images.
 
     Raises:
-        Refusal: a class is named that the data set has not.
+        Refusal: a class is named that the data set has not, or twice.
     """
-    given = run.class_weights
-    if given is None:
+    if run.class_weights is None:
         return None
     names = data.class_names
-    if given == "balanced":
+    if run.class_weights == "balanced":
         counts = np.bincount(labels, minlength=len(names))
         return torch.from_numpy(len(labels) / (len(names) * counts)).float()
     refuse_unknown_classes(run, data.dataset, names)
+    given = named_weights(run)
     return torch.tensor([given.get(name, 1) for name in names], dtype=torch.float32)
 
 

@@ -1,12 +1,13 @@
 """What a run cannot ask of its data and processes; free of torch, because every dry run looks."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 from classifier.models.names import AIRBENCH, BUILT_IN_MODELS, LEAST_EDGE
 from classifier.training.sizes import edges, test_window, window
-from manynodes.base.errors import Refusal, one_line
+from manynodes.base.errors import Refusal, one_line, shown
 
 
 def refuse_contradictions(run: Any) -> None:
@@ -91,12 +92,29 @@ def refuse_unknown_classes(run: Any, dataset: str, names: Sequence[str]) -> None
     Raises:
         Refusal: naming one.
     """
-    given = run.class_weights if isinstance(run.class_weights, dict) else {}
-    if unknown := [name for name in given if name not in names]:
+    if unknown := [name for name in named_weights(run) if name not in names]:
         raise Refusal(
             f"class_weights: {dataset} has no class {unknown[0]}; its classes are "
             f"{one_line(', '.join(names), 100)}"
         )
+
+
+def named_weights(run: Any) -> dict[str, float]:
+    """The weights that a run gives to classes by name, in the form of Unicode that data sets have.
+
+    Raises:
+        Refusal: a class has two.
+    """
+    given = run.class_weights if isinstance(run.class_weights, dict) else {}
+    found: dict[str, float] = {}
+    for name, weight in given.items():
+        composed = unicodedata.normalize("NFC", name)
+        if composed in found:
+            raise Refusal(
+                f"class_weights: {shown(name)} is there in two forms of Unicode; keep one"
+            )
+        found[composed] = weight
+    return found
 
 
 def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:

@@ -236,7 +236,7 @@ class UserData:
         # The content of a Python file is a part of its settings.
         paths = [self.path, *([self.labels] if self.labels else []), *self.tables.values()]
         named: frozenset[str] | None = None
-        places: set[tuple[str, int]] = set()
+        places: set[tuple[str, ...]] = set()
         for path in paths if self.kind != "python" else ():
             for name, status in files_below(path):
                 # Of a folder, an import takes no others, such as Thumbs.db or, in the folder in
@@ -247,45 +247,59 @@ class UserData:
                         continue
                 found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
                 if path == self.path and self.group == BY_FOLDER:
-                    first, *others = name.split("/")
-                    places.add((first, len(others)))
+                    places.add(tuple(name.split("/")[:-1]))
+        # Earlier versions took such groups for others: they are imported again.
         if self.are_below_groups(places):
-            # Earlier versions took such folders for groups of their own: they are imported again.
             found.update(b"the first folder below the class is the group\n")
+        if not all(unicodedata.is_normalized("NFC", name) for name in self.group_names(places)):
+            found.update(b"a group is one in either form of Unicode\n")
         return found.hexdigest()
 
-    def are_below_groups(self, places: Collection[tuple[str, int]]) -> bool:
+    def are_below_groups(self, places: Collection[tuple[str, ...]]) -> bool:
         """Whether an image lies in a folder below that of its group, see `groups.by_folder`.
 
         Args:
-            places: of the images by which folders are groups: the first folder, and how many.
+            places: the folders of each image by which folders are groups.
         """
+        depth = self.depth_of_groups(places)
+        return any(len(folders) > depth + 1 for folders in places)
+
+    def group_names(self, places: Collection[tuple[str, ...]]) -> Iterator[str]:
+        """The names of the groups as folders or a table have them; `places` as above."""
+        depth = self.depth_of_groups(places)
+        yield from (folders[depth] for folders in places if len(folders) > depth)
+        for key, table in self.tables.items():
+            if key == "group" or "group" in self.columns:
+                yield from cells(table, "group")
+
+    def depth_of_groups(self, places: Collection[tuple[str, ...]]) -> int:
+        """How many folders are above that of a group; `places` as above."""
         if self.table:
-            below = all(first.lower() in SPLIT_FOLDERS for first, _ in places)
-            depth = int("split" in self.columns and below)
-        else:
-            divided = any(Path(self.path, name).is_dir() for name in ("train", *TEST_FOLDERS))
-            depth = 2 if divided else 1
-        return any(folders > depth + 1 for _, folders in places)
+            below = all(folders and folders[0].lower() in SPLIT_FOLDERS for folders in places)
+            return int("split" in self.columns and below)
+        divided = any(Path(self.path, name).is_dir() for name in ("train", *TEST_FOLDERS))
+        return 2 if divided else 1
 
     @property
     def named_otherwise(self) -> frozenset[str]:
-        """The files that the table names and that are not named like images; none without a table,
-        or with one that is none.
+        """The files that the table names and that are not named like images; none without a
+        table.
         """
-        if not self.table:
-            return frozenset()
-        with suppress(OSError, ValueError, csv.Error):
-            text = read_bytes(Path(self.table), MOST_TABLE).decode("utf-8-sig")
-            rows = csv.reader(io.StringIO(text, newline=""))
-            column = [name.strip() for name in next(rows, [])].index("file")
-            files = (row[column].strip() for row in rows if row[column:])
-            return frozenset(
-                unicodedata.normalize("NFC", os.path.normpath(file))
-                for file in files
-                if not is_image(Path(file).name or ".")
-            )
-        return frozenset()
+        return frozenset(
+            unicodedata.normalize("NFC", os.path.normpath(file))
+            for file in (cells(self.table, "file") if self.table else ())
+            if not is_image(Path(file).name or ".")
+        )
+
+
+def cells(table: str, name: str) -> list[str]:
+    """Those of a column of a CSV file; none if it has no such column, or is no table."""
+    with suppress(OSError, ValueError, csv.Error):
+        text = read_bytes(Path(table), MOST_TABLE).decode("utf-8-sig")
+        rows = csv.reader(io.StringIO(text, newline=""))
+        column = list(map(str.strip, next(rows, []))).index(name)
+        return [row[column].strip() for row in rows if row[column:]]
+    return []
 
 
 def files_below(path: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -202,7 +202,12 @@ def list_images(
         Refusal: a split or a class is missing, or empty; or images of a group are in both splits.
     """
     found = (from_table if user_data.table else from_folders)(user_data, tell)
-    names, groups = found.class_names, found.groups or groups_of(user_data, found, tell)
+    names = found.class_names
+    # As names of classes: a patient is one in either form of Unicode.
+    groups = {
+        path: unicodedata.normalize("NFC", group)
+        for path, group in (found.groups or groups_of(user_data, found, tell)).items()
+    }
     if "all" not in found.paths:
         splits = found.paths
         refuse_divided(splits, groups)

@@ -44,8 +44,7 @@ def files_of(data: DataFolder, split: str) -> list[str]:
         Refusal: it is damaged, or of other images.
     """
     path = data.path / FILE
-    label_of = {spreadsheet_text(name): label for label, name in enumerate(data.class_names)}
-    found: list[tuple[int | None, str]] = []
+    found: list[tuple[str, str]] = []
     try:
         rows = sum(data.manifest["images"].values())
         with open_file(path, MOST_ROW * (rows + 1)) as file:
@@ -54,13 +53,15 @@ def files_of(data: DataFolder, split: str) -> list[str]:
                 raise ValueError("its first line is another one")
             for of_split, _, name, origin in lines:
                 if of_split == split:
-                    found.append((label_of.get(name), origin))
+                    found.append((name, origin))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
         raise damaged(path, reason(error)) from None
     _, labels = data.split(split)
-    if [label for label, _ in found] != labels.tolist():
+    # As they are written: two classes may be written alike, such as `=a` and `'=a`.
+    written = [spreadsheet_text(name) for name in data.class_names]
+    if [name for name, _ in found] != [written[label] for label in labels.tolist()]:
         raise damaged(path, "it is of other images")
     return [origin for _, origin in found]
 

@@ -56,11 +56,11 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     optional = ("split", "group", "weight")
     for line, row in rows_of("table", table, tell, ("file", "label"), optional):
         path = in_root(root, inside("table", table, line, row["file"]))
-        if path in found:
-            raise refusal("table", table, line, f"names {row['file']} for a second time")
-        if not is_file(path):
+        if path is None:
             remedy = "; write / between folders" if "\\" in row["file"] else ""
             raise refusal("table", table, line, f"{row['file']} is not a file in {root}{remedy}")
+        if path in found:
+            raise refusal("table", table, line, f"names {row['file']} for a second time")
         label = row["label"] = unicodedata.normalize("NFC", row["label"])
         if not is_class_name(label):
             raise refusal("table", table, line, f"{shown(label)} is not a label")
@@ -103,10 +103,16 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     return Members(names, paths, groups, weights)
 
 
-def in_root(root: Path, name: str) -> Path:
-    """The path of a file in a folder, whose name may be in another form of Unicode there."""
-    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
-    return next((root / each for each in forms if is_file(root / each)), root / name)
+def in_root(root: Path, name: str) -> Path | None:
+    """The path of a file in a folder, where its name and those of the folders in it may each be in
+    another form of Unicode; None if it is not there.
+    """
+    places = [root]
+    for part in name.split("/"):
+        forms = (part, unicodedata.normalize("NFC", part), unicodedata.normalize("NFD", part))
+        paths = [place / form for place in places for form in dict.fromkeys(forms)]
+        places = [path for path in paths if os.access(path, os.F_OK)]
+    return next(filter(is_file, places), None)
 
 
 def tell_alike(names: Sequence[str], table: str, tell: Callable[[str], None]) -> None:
