@@ -140,6 +140,10 @@ def test_parameters_vary_together_in_a_table(place: Path) -> None:
     ({"allOf": [{"type": "string"}]}, "5", "5"),
     ({"type": "object", "additionalProperties": {"type": "string"}}, {"a": "5"}, {"a": "5"}),
     ({"type": "object", "additionalProperties": {"type": "number"}}, {"a": "010"}, {"a": 10}),
+    # True or false says nothing.
+    ({"type": "array", "items": True}, ["1", "2"], [1, 2]),
+    ({"type": "object", "properties": {"x": True}}, {"x": "01"}, {"x": "01"}),
+    ({"enum": [[1, 2], [3, 4]]}, ["1", "2"], [1, 2]),
 ])  # fmt: skip
 def test_texts_stay_texts_where_the_schema_wants_them_or_says_nothing_and_they_are_no_numbers(
     place: Path, spec: dict[str, Any], given: Any, found: Any
@@ -183,6 +187,28 @@ def test_a_parameter_that_is_not_declared_is_told_its_place(place: Path, key: st
     )
 
 
+@pytest.mark.parametrize(("spec", "given", "line"), [
+    ({"type": "object", "additionalProperties": False}, {"x": 1},
+     "value.x: unknown key; leave it out"),
+    ({"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": False},
+     {"x1": 1, "y": 1}, "value.y: unknown key; leave it out"),
+    ({"type": "object", "required": ["x"]}, {}, "value.x: is missing; give it"),
+    ({"type": "string", "minLength": 3}, "ab",
+     'value: "ab" is too short; the least is 3 characters'),
+    ({"type": "string", "minLength": 3}, "", "value: the text is empty"),
+    ({"type": "array", "minItems": 2}, [1], "value: [1] is too short; give at least 2 values"),
+    ({"const": 4}, 3, "value: 3 is not 4"),
+])  # fmt: skip
+def test_a_limit_of_the_user_s_own_is_told_in_words_that_are_true_of_it(
+    place: Path, spec: dict[str, Any], given: Any, line: str
+) -> None:
+    declare(place, {"value": spec})
+    config = {"experiment": "mine", "program": "train.py", "value": given}
+    with pytest.raises(Refusal) as refused:
+        Experiment.from_files(config, [place])
+    assert str(refused.value) == f"config: {line}"
+
+
 def test_a_value_without_a_default_must_be_given(place: Path) -> None:
     declare(place, PARAMETERS | {"later": {"type": "integer", "result": False}})
     with pytest.raises(Refusal, match="config: later: is missing"):
@@ -207,6 +233,9 @@ def test_a_value_without_a_default_must_be_given(place: Path) -> None:
     ({"nodes": {"type": "integer"}}, "nodes is a key of every experiment; choose another name"),
     ({"world_size": {"type": "integer"}}, "has a meaning of its own; choose another name"),
     ({"1r": {"type": "integer"}}, "pattern in properties"),
+    ({"a": {}, "b": {"only_with": {"a": {"type": "foo"}}}}, "b: 'foo' is not valid under any"),
+    ({"a": {}, "b": {"only_with": {"a": {"pattern": "("}}}}, "b: '(' is not a 'regex'"),
+    ({"a": {"$dynamicRef": "#x"}}, "a: $dynamicRef is not supported; write it out"),
 ])  # fmt: skip
 def test_a_declaration_that_is_none_is_refused(
     place: Path, parameters: dict[str, Any], said: str

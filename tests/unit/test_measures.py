@@ -694,6 +694,7 @@ def test_parameters_and_keys_are_axes() -> None:
         ({"parameters": {"seconds": 3}}, "parameters.seconds: has a meaning of its own"),
         ({"files": ["a/manifest.json"]}, "is manifest.json"),
         ({"files": ["a/x", "b/x"]}, "is there twice"),
+        ({"files": [".."]}, 'files: ".." has no name'),
         ({"arguments": ["{a:{zz}}"]}, "{zz} stands for nothing"),
         ({"runs": [{"l r": 1}]}, '"l r" is not a name of letters'),
         ({"parameters": {True: 1}}, "parameters: true is not a name of letters"),

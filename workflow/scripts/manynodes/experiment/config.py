@@ -802,9 +802,11 @@ def refuse_bad_files(config: Mapping[str, Any]) -> None:
     """
     names = [PurePosixPath(path).name for path in config["files"]]
     for path, name in zip(config["files"], names, strict=True):
-        if not name or names.count(name) > 1 or name == MANIFEST:
+        # Of the folder above.
+        no_name = name in ("", "..")
+        if no_name or names.count(name) > 1 or name == MANIFEST:
             why = "is there twice" if names.count(name) > 1 else f"is {MANIFEST}, which is ours"
-            why = why if name else "has no name"
+            why = "has no name" if no_name else why
             raise Refusal(
                 f"config: files: {shown(name or path)} {why}; files are staged in one folder and "
                 "need names of their own"

@@ -34,6 +34,7 @@ GROWTH: dict[str, Callable[[int], float]] = {
 }
 FILE = "parameters.yaml"
 CHECK = "check.py"
+REFERENCE = re.compile(r'"(\$(?:ref|dynamicRef))":')
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,10 @@ def read_declaration(folder: Path) -> Declaration:
         parameters = parse_form(json.dumps(given, default=str).encode(), "parameters")["properties"]
         for name, spec in parameters.items():
             # It would be looked for in the whole configuration's schema, or on the network.
-            if '"$ref":' in json.dumps(spec):
-                raise ValueError(f"{name}: $ref is not supported; write it out")
-            jsonschema.Draft202012Validator.check_schema(spec)
+            if reference := REFERENCE.search(json.dumps(spec)):
+                raise ValueError(f"{name}: {reference[1]} is not supported; write it out")
+            for each in (spec, *spec.get("only_with", {}).values()):
+                jsonschema.Draft202012Validator.check_schema(each)
             refuse_bad_references(name, spec, parameters)
             if "default" in spec:
                 jsonschema.Draft202012Validator(spec).validate(spec["default"])

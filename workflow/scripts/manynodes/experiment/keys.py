@@ -66,10 +66,11 @@ IN_COMMANDS = (
 )  # fmt: skip
 IN_NO_WORD = re.compile("[\0\ud800-\udfff]")
 MOST_WRITTEN = 90  # characters of a value that a refusal writes as it should be
-# Of keys that are lists themselves, by their length.
+# Of keys of ours that are lists themselves, by their length. Others are the user's.
+HEIGHT_AND_WIDTH = "height and width are needed"
 NUMBERS_WANTED = {
-    2: "height and width are needed",
-    3: "three whole numbers are needed",
+    **{(key, 2): HEIGHT_AND_WIDTH for key in ("dataset.image_size", "crop_size", "test_size")},
+    ("widths", 3): "three whole numbers are needed",
 }
 PATTERN_WORDS = {
     "parameters": "a name of letters, digits and _, the first a letter",
@@ -472,23 +473,19 @@ def typed(value: Any, spec: Mapping[str, Any]) -> Any:
 def refusal_line(error: jsonschema.ValidationError) -> str:
     """One line for a schema violation: the key, the value, and what is allowed."""
     key = ".".join(str(part) for part in error.absolute_path if isinstance(part, str))
+    bare_key = key.removeprefix("runs.")
     value: Any = error.instance
     text = shown(value)
     limit: Any = error.validator_value
     schema: Any = error.schema
     if error.validator == "additionalProperties":
-        known = list(schema["properties"])
-        unknown = next(str(name) for name in value if name not in known)
-        usual = [key for key in (USUAL.get(unknown),) if key in known]
-        near = usual or difflib.get_close_matches(unknown, known, n=1, cutoff=CLOSE)
-        path = f"{key}.{unknown}" if key else unknown
-        hint = f"did you mean {near[0]}?" if near else "the keys are in config/README.md"
-        return f"config: {path}: unknown key; {hint}"
+        return unknown_key_line(key, value, schema)
     if error.validator == "required":
-        return (
-            "config: experiment: is missing; name the experiment, its results go to results/<name>/"
-        )
-    wanted_numbers = NUMBERS_WANTED.get(limit) if isinstance(limit, int) else None
+        missing = next(name for name in limit if name not in value)
+        path = f"{key}.{missing}" if key else missing
+        remedy = "give it" if key else "name the experiment, its results go to results/<name>/"
+        return f"config: {path}: is missing; {remedy}"
+    wanted_numbers = NUMBERS_WANTED.get((bare_key, limit)) if isinstance(limit, int) else None
     # Any other list, such as environment.modules, has another limit.
     of_runs = isinstance(schema, Mapping) and schema.get("maxItems") == MOST_RUNS
     values = "one value" if limit == 1 else f"{limit} values"
@@ -499,12 +496,16 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "maximum": f"{text} is too large; the most is {limit}",
         "exclusiveMinimum": f"{text} is too small; it must be above {limit}",
         "exclusiveMaximum": f"{text} is too large; it must be below {limit}",
-        "minLength": "the text is empty",
+        "minLength": f"{text} is too short; the least is {limit} characters",
         "maxLength": f"{text} is too long; the most is {limit} characters",
         "minItems": f"{text} is too short; {wanted_numbers or fewest}",
         "maxItems": f"{text} is too long; {wanted_numbers or most}",
         "maxProperties": f"{text} has more than {limit} entries",
-        "const": f"{text} is neither a whole number nor {limit}",
+        "const": (
+            f"{text} is neither a whole number nor {limit}"
+            if bare_key == "cpus_per_proc"
+            else f"{text} is not {shown(limit)}"
+        ),
         "minProperties": (
             "a run without a key; give it one, or leave it out"
             if key == "runs"
@@ -513,17 +514,40 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     }
     if error.validator == "not" and key in TAKEN:
         return f"config: {key}: {text} is taken{TAKEN[key]}; choose another name"
+    if error.validator == "minLength" and not value:
+        return f"config: {key}: the text is empty"
     if error.validator == "enum":
         allowed = ", ".join("null" if each is None else str(each) for each in limit)
         return f"config: {key}: {text} is not one of {allowed}"
-    if error.validator == "pattern" and key.removeprefix("runs.") in PATTERN_WORDS:
-        return f"config: {key}: {text} is not {PATTERN_WORDS[key.removeprefix('runs.')]}"
+    if error.validator == "pattern" and bare_key in PATTERN_WORDS:
+        return f"config: {key}: {text} is not {PATTERN_WORDS[bare_key]}"
     if error.validator == "type":
         remedy = instead(key, value, limit, schema)
         return f"config: {key or 'the file'}: {text} is not {type_words(limit)}{remedy}"
     # The schemas of declared parameters may have any word of JSON Schema.
     said = wording.get(str(error.validator), one_line(error.message, 120))
     return f"config: {key}: {said}"
+
+
+def unknown_key_line(key: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """One line for a mapping with a key that its schema does not have.
+
+    Args:
+        key: that of the mapping; empty for the configuration.
+    """
+    known = list(schema.get("properties", {}))
+    patterns = schema.get("patternProperties", {})
+    unknown = next(
+        str(name)
+        for name in value
+        if name not in known and not any(re.search(each, str(name)) for each in patterns)
+    )
+    usual = [key for key in (USUAL.get(unknown),) if key in known]
+    near = usual or difflib.get_close_matches(unknown, known, n=1, cutoff=CLOSE)
+    path = f"{key}.{unknown}" if key else unknown
+    others = "the keys are in config/README.md" if known else "leave it out"
+    hint = f"did you mean {near[0]}?" if near else others
+    return f"config: {path}: unknown key; {hint}"
 
 
 def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, Any]) -> str:

@@ -76,6 +76,8 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
 
     def changed(key: str, value: Any, properties: Mapping[str, Any]) -> Any:
         spec = properties.get(key, {})
+        if not isinstance(spec, Mapping):  # true or false
+            return value
         form = forms.get(spec.get("format", ""), lambda text: text)
         if isinstance(value, list):
             return [form(each) if isinstance(each, str) else each for each in value]
