@@ -365,6 +365,9 @@ def test_the_same_file_has_the_same_result_by_the_key(tmp_path: Path) -> None:
     found = parse_result(read_user_result(tmp_path, "result.json"), path)
     assert found.confusion == (["cat", "dog"], [[1, 0], [1, 0]])
     assert str(found) == str(read_result(path))
+    # What is null and no such number may be a text elsewhere.
+    path.write_text('{"loss": 2, "trial_name": null}')
+    assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result({"loss": 2}, None)
     for matrix in ("[[0.5, 0.5], [1, 0]]", "[[1], [2]]", "null", '"see the log"', "{}"):
         path.write_text(f'{{"loss": 2, "sizes": [3], "confusion_matrix": {matrix}}}')
         assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result(

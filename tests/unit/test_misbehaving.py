@@ -562,8 +562,7 @@ def test_a_scheduler_s_warning_ends_no_program(tmp_path) -> None:
 
 @pytest.mark.parametrize(("saves", "killed", "told"), [
     (False, False,
-     "stopped; run the same command again, which starts over: nothing is saved, or named in "
-     "snapshots"),
+     "stopped; run the same command again; nothing is saved, or named in snapshots"),
     (True, False, r"stopped \(SIGTERM\) with SIGTERM; saved in \S+; run the same command again"),
     # As one whose handler waits for ever is after a while.
     (True, True,

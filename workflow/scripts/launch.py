@@ -688,7 +688,7 @@ def what_it_does(args: argparse.Namespace) -> str:
     if args.evaluate:
         return " (if its time was up: with a longer runtime of evaluate)"
     if args.trains and not place_saved(Folders(args.output), task_of(args)):
-        return ", which starts over: nothing is saved, or named in snapshots"
+        return "; nothing is saved, or named in snapshots"
     return ""
 
 

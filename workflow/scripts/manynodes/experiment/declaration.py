@@ -73,8 +73,8 @@ class Declaration:
         try:
             function = loaded(path.resolve()).check
             # The runs share a list that is a default.
-            given = copy.deepcopy(dict(parameters))
-            function(given, dict(geometry), dataset and dict(dataset))
+            given = dict(parameters), dict(geometry), dataset and dict(dataset)
+            function(*copy.deepcopy(given))
         except (Refusal, ValueError) as problem:
             raise Refusal(f"config: {problem}") from None
         except (Exception, SystemExit) as error:  # whatever the user's code raises

@@ -194,8 +194,8 @@ def all_stopped(
     # Rank 0 says where it has saved.
     teller = min(stopped, key=lambda ending: "saved" not in ending.report)
     said = teller.lines[-1] if teller.lines else f"{teller.name} stopped"
-    if killed_late := [ending.name for ending in stopped if "killed" in ending.report]:
-        said += f"; {killed_late[0]} did not end by itself, and was killed"
+    if late := [each.name for each in stopped if "killed" in each.report and each is not teller]:
+        said += f"; {late[0]} did not end by itself, and was killed"
     terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
     if outcome.stopped or not (terminated or source.lost):
         by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""

@@ -79,7 +79,8 @@ def begin(
         incidents.forget(folders.state)
     if prepare(folders, task.values, request, resume, attempt, task.token):
         if folders.ended.exists():
-            tell("the program has ended before; only its results are checked again")
+            only = "only its results are checked again; with resume=fresh it starts over"
+            tell(f"the program has ended before; {only}")
             return False
         place = place_saved(folders, task)
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"

@@ -167,7 +167,7 @@ class Rank:
             # A program that ends with 0 when it is told to end may not have finished its work.
             self.report["stopped"] = stopped
             if status == -signal.SIGKILL:
-                self.report["killed"] = said
+                self.report["killed"] = True
             raise Stopped(f"stopped ({stopped}) with {said}; {where}")
         if stopped == DEADLINE:
             # Another rank may be saving now.

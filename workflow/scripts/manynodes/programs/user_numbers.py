@@ -122,9 +122,8 @@ def read_user_metrics(
         began = sorted(at for at, _ in starts)
         return merged(scalars(folder / str(given.get("tensorboard")), began), restarts, tell)
     pattern, _, place = given.partition("#")
-    # The newest file last: its rows replace those of an earlier attempt. A link such as `latest`
-    # leads to one of them, and is none of its own.
-    paths = [*{path.resolve(): path for path in newest_last(folder, pattern)}.values()]
+    # The newest file last: its rows replace those of an earlier attempt.
+    paths = without_links(folder, newest_last(folder, pattern))
     if not paths:
         raise Refusal(f"metrics: {folder / pattern} is not there; correct the key metrics")
     files = {path: rows_in(path, place) for path in paths}
@@ -299,6 +298,15 @@ def newest_last(folder: Path, pattern: str) -> list[Path]:
             with suppress(OSError):
                 found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found)]
+
+
+def without_links(folder: Path, paths: Sequence[Path]) -> list[Path]:
+    """The files, without those that a link such as `latest` in the folder shows once more."""
+    there = folder.resolve()
+    real = {path: path.resolve() for path in paths}
+    links = {path for path in paths if real[path] != there / path.relative_to(folder)}
+    known = {real[path] for path in paths if path not in links}
+    return [path for path in paths if path not in links or real[path] not in known]
 
 
 def scalars(folder: Path, began: Sequence[float]) -> list[dict[str, Any]]:
@@ -694,6 +702,7 @@ def note_anew(folders: Folders, count: float, counts: int) -> None:
     text = (
         f"the program had saved something when it last started, and counted from {count:g} again: "
         f"the {rows} left out; let it count on where it continues"
+        f"{', unless it had saved before that row' * (counts < 2)}"
     )
     if not any(each.text == text for each in incidents.read(folders.state)):
         incidents.add(folders.state, incidents.ANEW, text)
@@ -876,8 +885,9 @@ def read_user_result(folder: Path, given: str) -> bytes:
             raise ValueError(f"no object at {place or 'its top'}")
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"result: {paths[-1]}: {reason(error)}; correct the key result") from None
+    # What is null has diverged, if it is a number: others may be a text elsewhere.
     kept = {key: value for key, value in found.items()
-            if value is None or isinstance(value, int | float | str | bool)
+            if isinstance(value, int | float | str | bool) or (value is None and GOOD.search(key))
             if key not in MATRIX and key and len(key) <= 100}  # fmt: skip
     matrix = {key: found[key] for key in MATRIX if key in found}
     # Another program's may have another form, as its other lists; these are left out.

@@ -179,7 +179,9 @@ def values_of(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> 
     """In words, or as JSON if these are the same, such as of null and a text."""
     sides = (before, after)
     words = [value_words(config[key]) if key in config else "not given" for config in sides]
-    return words if words[0] != words[1] else [json.dumps(config[key]) for config in sides]
+    if words[0] != words[1]:
+        return words
+    return [json.dumps(config[key]) if key in config else "no value" for config in sides]
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

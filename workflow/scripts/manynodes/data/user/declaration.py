@@ -251,7 +251,7 @@ class UserData:
         # Earlier versions took such groups for others: they are imported again.
         if self.are_below_groups(places):
             found.update(b"the first folder below the class is the group\n")
-        if not all(unicodedata.is_normalized("NFC", name) for name in self.group_names(places)):
+        if composed({*self.group_names(places)}):
             found.update(b"a group is one in either form of Unicode\n")
         return found.hexdigest()
 
@@ -290,6 +290,14 @@ class UserData:
             for file in (cells(self.table, "file") if self.table else ())
             if not is_image(Path(file).name or ".")
         )
+
+
+def composed(names: Collection[str]) -> dict[str, str]:
+    """The names of groups in one form of Unicode, if any is there in two; else none, as images that
+    were imported before stay what they are.
+    """
+    found = {name: unicodedata.normalize("NFC", name) for name in names}
+    return found if len({*found.values()}) < len(found) else {}
 
 
 def cells(table: str, name: str) -> list[str]:

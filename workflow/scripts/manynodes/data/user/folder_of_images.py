@@ -26,6 +26,7 @@ from manynodes.data.user.declaration import (
     SPLIT_FOLDERS,
     TEST_FOLDERS,
     UserData,
+    composed,
     is_class_name,
     is_image,
     is_wanted,
@@ -203,11 +204,9 @@ def list_images(
     """
     found = (from_table if user_data.table else from_folders)(user_data, tell)
     names = found.class_names
-    # As names of classes: a patient is one in either form of Unicode.
-    groups = {
-        path: unicodedata.normalize("NFC", group)
-        for path, group in (found.groups or groups_of(user_data, found, tell)).items()
-    }
+    given = found.groups or groups_of(user_data, found, tell)
+    names_of_groups = composed({*given.values()})
+    groups = {path: names_of_groups.get(group, group) for path, group in given.items()}
     if "all" not in found.paths:
         splits = found.paths
         refuse_divided(splits, groups)

@@ -107,6 +107,8 @@ def in_root(root: Path, name: str) -> Path | None:
     """The path of a file in a folder, where its name and those of the folders in it may each be in
     another form of Unicode; None if it is not there.
     """
+    if is_file(root / name):
+        return root / name
     places = [root]
     for part in name.split("/"):
         forms = (part, unicodedata.normalize("NFC", part), unicodedata.normalize("NFD", part))
