@@ -619,8 +619,10 @@ def commas_in(rows: Iterable[Mapping[str, Any]]) -> Commas:
     comma can only be a decimal one.
     """
     commas: Commas = {}
-    cells = ((name, cell) for row in rows for name, cell in row.items() if isinstance(cell, str))
+    cells = ((name, cell) for row in rows for name, cell in row.items())
     for name, cell in cells:
+        if not isinstance(cell, str) or "," not in cell:
+            continue
         is_whole = bool(THOUSANDS.fullmatch(bare(cell)))
         if is_whole or DECIMAL_COMMA.fullmatch(bare(cell)):
             commas.setdefault((name, not is_whole), cell)
