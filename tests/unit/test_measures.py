@@ -367,7 +367,9 @@ def test_the_same_file_has_the_same_result_by_the_key(tmp_path: Path) -> None:
     assert str(found) == str(read_result(path))
     # What is null and no such number may be a text elsewhere.
     path.write_text('{"loss": 2, "trial_name": null}')
-    assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result({"loss": 2}, None)
+    assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result(
+        {"loss": 2}, None
+    )
     for matrix in ("[[0.5, 0.5], [1, 0]]", "[[1], [2]]", "null", '"see the log"', "{}"):
         path.write_text(f'{{"loss": 2, "sizes": [3], "confusion_matrix": {matrix}}}')
         assert parse_result(read_user_result(tmp_path, "result.json"), path) == Result(
@@ -1009,6 +1011,32 @@ def test_a_row_that_goes_back_alone_is_no_restart(
     lines = "".join(f"{epoch},{at}\n" for at, epoch in enumerate(rows))
     (folders.work / "metrics.csv").write_text(f"epoch,loss\n{lines}")
     assert [row["epoch"] for row in metrics_of(tmp_path, "metrics.csv")] == [*range(kept)]
+
+
+@pytest.mark.parametrize(("starts", "steps", "kept"), [
+    # It logs every ten steps since its start, and goes on from 25, or from 5 and 25.
+    (2, [10, 20, 30, 40, 50, 35, 45], [0, 1, 2, 5, 6]),
+    (3, [10, 20, 30, 40, 15, 25, 35, 45, 55, 35, 45], [0, 4, 5, 9, 10]),
+    # No start is known, or it has told of itself already.
+    (1, [10, 20, 30, 40, 50, 35, 45], [0, 1, 2, 5, 3, 6, 4]),
+    # A test of six batches, or rows that are late; the program may have started again unseen.
+    (2, [10, 20, 30, 40, 3, 6, 9, 12, 15, 18], [4, 5, 6, 0, 7, 8, 9, 1, 2, 3]),
+    (2, [10, 20, 50, 30, 40, 60], [0, 1, 3, 4, 2, 5]),
+])  # fmt: skip
+def test_a_start_may_have_other_counts_than_the_one_before(
+    tmp_path: Path, starts: int, steps: list[int], kept: list[int]
+) -> None:
+    folders = Folders(tmp_path)
+    folders.work.mkdir()
+    for _ in range(starts):
+        note_start(folders)
+    lines = "".join(f"{step},{at}\n" for at, step in enumerate(steps))
+    (folders.work / "metrics.csv").write_text(f"step,loss\n{lines}")
+    assert [row["loss"] for row in metrics_of(tmp_path, "metrics.csv")] == kept
+    (folders.work / "m.jsonl").write_text("".join(
+        json.dumps({"step": step, "loss": at}) + "\n" for at, step in enumerate(steps)
+    ))  # fmt: skip
+    assert [row["loss"] for row in metrics_of(tmp_path, "m.jsonl")] == kept
 
 
 def test_a_step_that_is_the_same_in_every_epoch_is_refused(tmp_path: Path) -> None:

@@ -130,13 +130,29 @@ def without_abandoned(
     starts = 0
     again = (0.0, 0)  # from where the last start counts, and the counts before, if it is the first
     seen: set[tuple[str, float]] = set()
-    following, first = next_counts(measured), begun_again(measured, restarts)
-    for (at, row), (_, numbers), after, anew in zip(rows, measured, following, first, strict=True):
+    following, first, fallen = (
+        next_counts(measured),
+        begun_again(measured, restarts),
+        falls(measured),
+    )
+    often = Counter(name for names in fallen for name in names)
+    for (at, row), (_, numbers), after, anew, fall in zip(
+        rows, measured, following, first, fallen, strict=True
+    ):
         names = given(numbers)
         # A row of its own is none of a restart, which goes on from there: such as a summary, or
         # validation that is counted in other units.
         lower = {name for name in names if at < newest.get(name, at)}
         back = {name for name in lower if after[name] <= newest[name] and (name, at) in seen}
+        # A loop that counts since its start has other counts then, such as 35 and 45 after 40 and
+        # 50. All of its columns go back, and none does so more often than the program has started.
+        if names == fall and all(
+            after[name] <= newest[name]
+            and often[name] <= restarts
+            and among(kept, name, at, after[name])
+            for name in names
+        ):
+            back = names
         if not back and all(times[name] < starts for name in lower):
             back = lower  # another column has told of the restart
         back |= anew
@@ -298,6 +314,24 @@ def next_counts(rows: Sequence[Counted]) -> list[dict[str, float]]:
         found.append({name: after.get(name, math.inf) for name in given(row)})
         after |= dict.fromkeys(given(row), at)
     return found[::-1]
+
+
+def falls(rows: Sequence[Counted]) -> list[set[str]]:
+    """For each row, the columns whose count is lower than in their row before."""
+    found: list[set[str]] = []
+    last: dict[str, float] = {}
+    for at, row in rows:
+        found.append({name for name in given(row) if at < last.get(name, at)})
+        last |= dict.fromkeys(given(row), at)
+    return found
+
+
+def among(rows: Sequence[Counted], name: str, one: float, other: float) -> bool:
+    """Whether two counts that follow each other are among those of a column, one of which is
+    between them: others may begin below, such as of a test, or fill a gap, as rows that are late.
+    """
+    counts = {count for count, row in rows if row.get(name) is not None}
+    return any(count < one for count in counts) and any(one < count < other for count in counts)
 
 
 def known_epoch(row: Mapping[str, float | None]) -> bool:
