@@ -398,6 +398,7 @@ def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:
             row["optimizer"],
             row["learning_rate"],
             row["global_batch_size"],
+            row["precision"],
             row["epochs"],
             f"{float(row['val_accuracy']):.2%}".replace("%", " %"),
         )
