@@ -26,6 +26,7 @@ import pytest
 import leftovers
 from classifier.states import state
 from forked import server
+from manynodes.base.errors import Refusal
 from manynodes.experiment.config import read_run
 from programs import KILLED_AT, SCRIPTS, MakesFolder, train_command
 from session.finished import code_of_state
@@ -38,6 +39,7 @@ from trainings import (
     Training,
     attempts,
     complete,
+    in_this_process,
     newest_place,
     result,
     rows_of,
@@ -195,6 +197,17 @@ def test_a_state_that_cannot_be_used_is_named_and_skipped(digits, reference, lef
     else:
         resumed = rf"train: resumed after .*, of 16 epochs, from {before[number]}"
         assert [line for line in lines if re.fullmatch(resumed, line)], lines
+
+
+@pytest.mark.parametrize("generator", ["python", "numpy"])
+def test_a_state_with_an_impossible_generator_is_refused(digits, generator: str) -> None:
+    """Whoever has edited it can have written its sum too."""
+    training = in_this_process(digits)
+    training.attempts.append({"by": "me", "started": "now", "commit": None, "seconds": 0.0})
+    own = training.rank_state()
+    own["rng"][generator][1][3] = -1
+    with pytest.raises(Refusal, match=r"after epoch 0 does not fit the network \(.*=fresh"):
+        training.restore(training.state([own]))
 
 
 @pytest.mark.faults

@@ -270,7 +270,14 @@ class Training:
             self.load(state)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+        ) as error:
             raise Refusal(
                 f"the state after {progress(state.epoch, state.step)} does not fit the network "
                 f"({error}); {START_OVER}"
