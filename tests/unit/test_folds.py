@@ -1,6 +1,7 @@
 """Cross-validation: each training image is a test image once, and its fold sees it in no step."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -116,3 +117,8 @@ def test_the_seeds_of_a_fold_count_once() -> None:
     assert found["± accuracy (95%)"].tolist() == ["24.84%"]
     runs = {((seed, str(fold)), 0): {"accuracy": value} for fold, seed, value in rows}
     assert difference("", "accuracy", runs, runs).before == pytest.approx((0.0015, 0.1015, 0.2015))
+    # A run that diverged is told, though its fold has a mean; all of a fold, too.
+    table.loc[:4, "accuracy"] = math.nan
+    found = page.means(table, [], ["accuracy"], True)
+    assert found is not None
+    assert found["accuracy"].tolist() == ["15.18% (7 of 12 runs)"]
