@@ -75,6 +75,18 @@ def data(digits, tmp_path) -> Path:
     return imported(UserData("mine", "arrays", str(place)), place / "data").path
 
 
+@pytest.mark.parametrize("fold", [(7, 5, 0), (-1, 5, 0), (0, 1, 0), (0, 0, 0), (1, 5, -1)])
+def test_a_fold_that_is_none_is_refused(tmp_path: Path, fold: tuple[int, ...]) -> None:
+    done = program("evaluate", "--data", tmp_path, "--model", tmp_path / "m", "--device", "cpu",
+                   "--fold", *fold, "--output", tmp_path / "e.json")  # fmt: skip
+    assert done.returncode == 1
+    given = " ".join(map(str, fold))
+    assert done.stderr == (
+        f"evaluate: --fold is {given}; FOLD is 0 to FOLDS - 1, of at least 2 FOLDS, and SEED at "
+        "least 0\n"
+    )
+
+
 def test_a_fold_is_evaluated_alike_on_one_process_and_on_two(data, tmp_path) -> None:
     complete(tmp_path / "run", data, **HOW)
     arguments = ["--data", data, "--model", tmp_path / "run/model.safetensors", "--device", "cpu",
