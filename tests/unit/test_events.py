@@ -81,6 +81,15 @@ def test_fractions_of_an_epoch_are_points_of_their_own(tmp_path: Path) -> None:
     assert points == [(1, "loss", 4), (2, "loss", 3), (3, "loss", 2)]
 
 
+def test_rows_of_one_step_with_other_numbers_add_up(tmp_path: Path) -> None:
+    """As of Lightning's CSVLogger; and an empty cell may have a blank."""
+    run = tmp_path / "lr~0.1"
+    (run / "work").mkdir(parents=True)
+    (run / "work/metrics.csv").write_text("step,loss,val\n5,4,\n5,,3\n6, 2, \n6,y,1\n")
+    points, _ = points_of(Experiment.from_config(CONFIG), run)
+    assert points == [(5, "loss", 4), (5, "val", 3), (6, "loss", 2)]
+
+
 def test_the_accuracy_on_the_test_images_is_of_the_published_epoch(tmp_path, monkeypatch) -> None:
     """With `best`, not of the last one."""
     experiment = Experiment.from_config({"experiment": "x", "dataset": {"name": "digits"}})

@@ -1,6 +1,7 @@
 """Cross-validation: each training image is a test image once, and its fold sees it in no step."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def data(digits, tmp_path) -> Path:
     return imported(UserData("mine", "arrays", str(place)), place / "data").path
 
 
+@pytest.mark.parametrize("fold", [(7, 5, 0), (-1, 5, 0), (0, 1, 0), (0, 0, 0), (1, 5, -1)])
+def test_a_fold_that_is_none_is_refused(tmp_path: Path, fold: tuple[int, ...]) -> None:
+    done = program("evaluate", "--data", tmp_path, "--model", tmp_path / "m", "--device", "cpu",
+                   "--fold", *fold, "--output", tmp_path / "e.json")  # fmt: skip
+    assert done.returncode == 1
+    given = " ".join(map(str, fold))
+    assert done.stderr == (
+        f"evaluate: --fold is {given}; FOLD is 0 to FOLDS - 1, of at least 2 FOLDS, and SEED at "
+        "least 0\n"
+    )
+
+
 def test_a_fold_is_evaluated_alike_on_one_process_and_on_two(data, tmp_path) -> None:
     complete(tmp_path / "run", data, **HOW)
     arguments = ["--data", data, "--model", tmp_path / "run/model.safetensors", "--device", "cpu",
@@ -116,3 +129,8 @@ def test_the_seeds_of_a_fold_count_once() -> None:
     assert found["± accuracy (95%)"].tolist() == ["24.84%"]
     runs = {((seed, str(fold)), 0): {"accuracy": value} for fold, seed, value in rows}
     assert difference("", "accuracy", runs, runs).before == pytest.approx((0.0015, 0.1015, 0.2015))
+    # A run that diverged is told, though its fold has a mean; all of a fold, too.
+    table.loc[:4, "accuracy"] = math.nan
+    found = page.means(table, [], ["accuracy"], True)
+    assert found is not None
+    assert found["accuracy"].tolist() == ["15.18% (7 of 12 runs)"]

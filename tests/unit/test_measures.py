@@ -1665,11 +1665,15 @@ def test_values_of_a_program_are_compared_as_they_are_written() -> None:
     assert differences({"run": {"amp": 1}}, {"run": {"amp": True}})
     for values in ([1, 1.0], [True, 1], [0, False]):
         given = {"experiment": "x", "program": "t.py"}
-        with pytest.raises(Refusal, match="lr: .* has one number in two forms"):
+        with pytest.raises(Refusal, match="lr: .* has one value in two forms"):
             Experiment.from_config(given | {"parameters": {"lr": values}})
-        with pytest.raises(Refusal, match="lr: .* has one number in two forms"):
+        with pytest.raises(Refusal, match="lr: .* has one value in two forms"):
             Experiment.from_config(given | {"runs": [{"lr": each} for each in values],
                                             "parameters": {"lr": 9}})  # fmt: skip
+    # The folders of other seeds have names of their own.
+    runs = [{"lr": each, "seed": seed} for seed, each in enumerate([None, "none"])]
+    with pytest.raises(Refusal, match="lr: .* has one value in two forms"):
+        Experiment.from_config(given | {"runs": runs, "parameters": {"lr": 9}})
 
 
 def test_the_arguments_of_an_evaluation_are_a_part_of_it(tmp_path: Path) -> None:

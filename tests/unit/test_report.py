@@ -19,7 +19,14 @@ from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.measures import named
 from manynodes.reporting.metrics import telling_first
-from manynodes.reporting.numbers import Numbers, confusion, not_finite, over_classes, results_of
+from manynodes.reporting.numbers import (
+    Numbers,
+    confusion,
+    not_finite,
+    over_classes,
+    results_of,
+    table_of,
+)
 from manynodes.reporting.result_figures import FigureData
 from manynodes.reporting.results import accuracy_line
 from programs import ROOT
@@ -522,6 +529,18 @@ def test_what_a_program_writes_first_is_not_what_counts() -> None:
     figures, left_out = result_figures.draw(FigureData(*given))
     assert next(iter(figures)) == "eval_accuracy_by_axis"
     assert left_out == [f"metric_{n}_by_axis" for n in range(22, 30)]
+
+
+def test_names_of_numbers_and_counts_of_any_length_are_kept_apart() -> None:
+    names = [f"{'漢' * 99}{end}" for end in "ab"]
+    first = result_figures.file_name(names[0], ())
+    found = [first, result_figures.file_name(names[1], {first})]
+    assert len({*found}) == 2
+    assert max(len(name.encode()) for name in found) < 230
+    # A whole number that a table of whole numbers cannot hold.
+    (row,) = table_of([{"step": 1e19, "loss": 1.0}]).to_dict("records")
+    assert row == {"step": 1e19, "loss": 1.0}
+    assert table_of([{"step": 3.0, "loss": 1.0}])["step"].dtype == int
 
 
 def test_a_run_without_a_finite_number_is_named_and_leaves_a_gap() -> None:

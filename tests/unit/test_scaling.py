@@ -168,6 +168,14 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert [line.partition(":")[0] for line in scaling.advice(rounded, both)] == [
         "in fp32", "in bf16",
     ]  # fmt: skip
+    # Beside a named one, too.
+    rounded = study(STRONG[:2], precision=["auto", "fp32"])
+    runs = measured(rounded)
+    for run, precision in zip(runs, ("bf16", "fp32", "fp32", "fp32"), strict=True):
+        run["computed_in"] = precision
+    assert list(scaling.by_setting(rounded, runs)) == [
+        "precision auto  in bf16", "precision fp32", "precision auto  in fp32",
+    ]  # fmt: skip
     lines = scaling.shown(experiment, table).set_index("")
     assert "model" not in lines.index
     assert scaling.meaning(table).startswith("Input: the share of a step in which ")

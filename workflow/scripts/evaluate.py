@@ -83,8 +83,21 @@ def main() -> None:
     ):
         if args.batch_size is not None and args.batch_size < 1:
             raise Refusal(f"--batch-size is {args.batch_size}; it must be at least 1")
+        refuse_bad_fold(args.fold)
         with process_group(args.device) as process:
             evaluate(args, process)
+
+
+def refuse_bad_fold(given: list[int] | None) -> None:
+    """Refuse a --fold that is none, of which the configuration would be refused."""
+    if given is None:
+        return
+    fold, folds, seed = given
+    if not 0 <= fold < folds or folds < 2 or seed < 0:
+        raise Refusal(
+            f"--fold is {fold} {folds} {seed}; FOLD is 0 to FOLDS - 1, of at least 2 FOLDS, and "
+            "SEED at least 0"
+        )
 
 
 @contextmanager

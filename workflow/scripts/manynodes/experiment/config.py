@@ -903,16 +903,16 @@ def refuse_too_many(axes: Mapping[str, list[Any]], rows: int) -> None:
 
 
 def refuse_equal(key: str, values: Sequence[Any]) -> None:
-    """Refuse 1 beside 1.0 or true: the tables would take their runs for repetitions of one setting.
+    """Refuse 1 beside 1.0 or true, and null beside the text none: the tables would take their runs
+    for repetitions of one setting.
 
     Raises:
         Refusal: naming the axis.
     """
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if len(set(numbers)) < len(numbers):
+    if len({in_tables(value) for value in values}) < len(values):
         raise Refusal(
-            f"config: {key}: {shown(list(values))} has one number in two forms, such as 1 and 1.0; "
-            "write it in one"
+            f"config: {key}: {shown(list(values))} has one value in two forms, such as 1 and 1.0, "
+            "or null and none; write it in one"
         )
 
 

@@ -80,8 +80,8 @@ class RunEvents:
 def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[int, float]]:
     """What a run has to show so far, and when each step was, in seconds since the epoch.
 
-    A program may have written a row twice; the later one counts. Steps are those of the first
-    column: epochs, or what the program counts.
+    A program may have written a row twice; the numbers of the later one count. Steps are those of
+    the first column: epochs, or what the program counts.
     """
     built_in = experiment.built_in
     path = rows_so_far(folder)
@@ -90,8 +90,9 @@ def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[i
         with suppress(ValueError, StopIteration):
             name = next(iter(row))
             count = float(row[name])
+            cells = {key: float(row[key]) for key in row if row[key].strip() and key != name}
             if abs(count) < MOST_COUNT:
-                found[count] = {key: float(row[key]) for key in row if row[key] and key != name}
+                found[count] = found.get(count, {}) | cells
     # A count of fractions, such as 0.25 of an epoch, is no step.
     whole = all(count.is_integer() for count in found)
     rows = {int(count) if whole else number: found[count]

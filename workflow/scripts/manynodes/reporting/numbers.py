@@ -15,7 +15,7 @@ from manynodes.base.reading import read_json
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting import scaling, speed_up
-from manynodes.reporting.measures import Confusion, read_measured, unused
+from manynodes.reporting.measures import MOST_WHOLE, Confusion, read_measured, unused
 from manynodes.reporting.metrics import Row
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.sums import PUT_BACK
@@ -143,9 +143,10 @@ def of_program(experiment: Experiment, folder: Path) -> Numbers:
 
 
 def table_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """The rows as a table, with whole epochs and steps as whole numbers."""
+    """The rows as a table, with whole epochs and steps as whole numbers, if these can be exact."""
     table = pd.DataFrame(rows).astype(float)
-    whole = [key for key in COUNTS if key in table and (table[key] % 1 == 0).all()]
+    whole = [key for key in COUNTS if key in table
+             if (table[key] % 1 == 0).all() and table[key].abs().max() < MOST_WHOLE]  # fmt: skip
     return table.astype(dict.fromkeys(whole, int))
 
 

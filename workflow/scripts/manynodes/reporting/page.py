@@ -292,11 +292,13 @@ def means(
     The seeds of a fold share its images: they are averaged first, and the folds count.
     """
     left_out = NOT_AVERAGED if built_in else ("seconds",)
+    by: Any = settings or (lambda _: "all runs")
+    runs = summary.groupby(by)
     if {*REPEATS} <= {*summary}:
         averaged = [column for column in results if column not in left_out]
         each_fold = summary.groupby([*settings, "fold"], as_index=False)
         summary = each_fold[averaged].mean()
-    grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
+    grouped: Any = summary.groupby(by)
     if grouped.size().max() < 2:
         return None
     what = "folds (n)" if "fold" in summary else "runs (n)"
@@ -304,13 +306,11 @@ def means(
     for column in results:
         if column in left_out:
             continue
-        form = form_of(grouped[[column]].mean(), column)
+        of_column = grouped[column].mean()
+        form = form_of(of_column.to_frame(), column)
         title = title_of(column, built_in)
-        found[title] = grouped[column].agg(
-            lambda values, form=form: (
-                form.format(values.mean()) + missing_words(values) if values.notna().any() else "–"
-            )
-        )
+        words = of_column.map(form.format) + runs[column].agg(missing_words)
+        found[title] = words.where(of_column.notna(), "–")
         half = grouped[column].agg(half_width)
         if half.notna().any():
             # Also of means without decimals; half a point of 91.2 is no share, whatever its name.

@@ -190,8 +190,9 @@ def metrics_of(
 
 
 def file_name(column: str, taken: Container[str]) -> str:
-    """A name of a file for a column."""
+    """A name of a file for a column; of at most 255 bytes with what is added to it."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in column)[:100]
+    name = name.encode()[:200].decode(errors="ignore")
     unique, number = name, 2
     while unique in taken:
         unique, number = f"{name}-{number}", number + 1

@@ -149,14 +149,19 @@ def by_setting(
     paired = {"learning_rate"} & {key for pair in experiment.config["runs"] for key in pair}
     axes = [axis for axis in experiment.axes if axis not in {*OF_SIZE, *paired}]
     mixed = len({bool(row["gpus"]) for row in rows}) > 1
-    rounded = "precision" not in axes and len({row["computed_in"] for row in rows}) > 1
+    auto = {
+        row["run"]: row["computed_in"]
+        for row in rows
+        if experiment.runs[row["run"]].precision == "auto"
+    }
+    rounded = auto if len({*auto.values()}) > 1 else {}
     found = defaultdict(list)
     for row in rows:
         # Not as a rule has multiplied them by the size.
         values = experiment.given_values(row["run"])
         words = [f"{axis} {values[axis]}" for axis in axes]
         words += [f"on {'GPUs' if row['gpus'] else 'CPUs'}"] if mixed else []
-        words += [f"in {row['computed_in']}"] if rounded else []
+        words += [f"in {row['computed_in']}"] if row["run"] in rounded else []
         found["  ".join(words)].append(row)
     return dict(found)
 
