@@ -14,7 +14,7 @@ from manynodes.base.provenance import now
 from manynodes.experiment.config import Experiment
 from manynodes.programs.folders import Folders, note_start, prepare
 from manynodes.reporting import events
-from manynodes.reporting.events import RunEvents, points_of
+from manynodes.reporting.events import Point, RunEvents, points_of
 from programs import ROOT, program
 
 CONFIG = {"experiment": "mine", "program": "t.py", "parameters": {"lr": [0.1, 0.2]}}
@@ -73,20 +73,22 @@ def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-def test_fractions_of_an_epoch_are_points_of_their_own(tmp_path: Path) -> None:
-    run = tmp_path / "lr~0.1"
+def points_of_table(results: Path, table: str) -> list[Point]:
+    """Those of a run whose program has written this table."""
+    run = results / "lr~0.1"
     (run / "work").mkdir(parents=True)
-    (run / "work/metrics.csv").write_text("epoch,loss\n0.5,4\n1,3\n1.5,2\n")
-    points, _ = points_of(Experiment.from_config(CONFIG), run)
+    (run / "work/metrics.csv").write_text(table)
+    return points_of(Experiment.from_config(CONFIG), run)[0]
+
+
+def test_fractions_of_an_epoch_are_points_of_their_own(tmp_path: Path) -> None:
+    points = points_of_table(tmp_path, "epoch,loss\n0.5,4\n1,3\n1.5,2\n")
     assert points == [(1, "loss", 4), (2, "loss", 3), (3, "loss", 2)]
 
 
 def test_rows_of_one_step_with_other_numbers_add_up(tmp_path: Path) -> None:
     """As of Lightning's CSVLogger; and an empty cell may have a blank."""
-    run = tmp_path / "lr~0.1"
-    (run / "work").mkdir(parents=True)
-    (run / "work/metrics.csv").write_text("step,loss,val\n5,4,\n5,,3\n6, 2, \n6,y,1\n")
-    points, _ = points_of(Experiment.from_config(CONFIG), run)
+    points = points_of_table(tmp_path, "step,loss,val\n5,4,\n5,,3\n6, 2, \n6,y,1\n")
     assert points == [(5, "loss", 4), (5, "val", 3), (6, "loss", 2)]
 
 

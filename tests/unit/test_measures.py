@@ -995,6 +995,15 @@ def test_a_count_that_begins_anew_is_refused_with_and_without_epochs(tmp_path: P
             metrics_of(tmp_path, given)
 
 
+def started(run: Path, starts: int) -> Folders:
+    """The folders of a program that was started so often."""
+    folders = Folders(run)
+    folders.work.mkdir()
+    for _ in range(starts):
+        note_start(folders)
+    return folders
+
+
 @pytest.mark.parametrize(("starts", "rows", "kept"), [
     # A summary at the end, or of three; a loss spike, after which the program has gone back.
     (2, [*range(10), 3], 10), (1, [*range(10), 9, 8, 7], 10), (1, [*range(6), *range(3, 10)], 10),
@@ -1004,10 +1013,7 @@ def test_a_count_that_begins_anew_is_refused_with_and_without_epochs(tmp_path: P
 def test_a_row_that_goes_back_alone_is_no_restart(
     tmp_path: Path, starts: int, rows: list[int], kept: int
 ) -> None:
-    folders = Folders(tmp_path)
-    folders.work.mkdir()
-    for _ in range(starts):
-        note_start(folders)
+    folders = started(tmp_path, starts)
     lines = "".join(f"{epoch},{at}\n" for at, epoch in enumerate(rows))
     (folders.work / "metrics.csv").write_text(f"epoch,loss\n{lines}")
     assert [row["epoch"] for row in metrics_of(tmp_path, "metrics.csv")] == [*range(kept)]
@@ -1026,10 +1032,7 @@ def test_a_row_that_goes_back_alone_is_no_restart(
 def test_a_start_may_have_other_counts_than_the_one_before(
     tmp_path: Path, starts: int, steps: list[int], kept: list[int]
 ) -> None:
-    folders = Folders(tmp_path)
-    folders.work.mkdir()
-    for _ in range(starts):
-        note_start(folders)
+    folders = started(tmp_path, starts)
     lines = "".join(f"{step},{at}\n" for at, step in enumerate(steps))
     (folders.work / "metrics.csv").write_text(f"step,loss\n{lines}")
     assert [row["loss"] for row in metrics_of(tmp_path, "metrics.csv")] == kept
@@ -1053,10 +1056,7 @@ def test_a_step_that_is_the_same_in_every_epoch_is_refused(tmp_path: Path) -> No
 
 def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
     """It had written five steps, and saved after the second; the next start ends after the 4th."""
-    folders = Folders(tmp_path)
-    folders.work.mkdir()
-    for _ in range(2):
-        note_start(folders)
+    folders = started(tmp_path, 2)
     began = [at for at, _ in starts_of(folders)]
     steps = [1, 2, 3, 4, 5, 3, 4]
     (folders.work / "metrics.csv").write_text(

@@ -192,8 +192,8 @@ def let_execute(source: DataFolder, copy: Path) -> None:
     """Make the files of a copy executable that are so in the source."""
     for name in source.manifest["files"]:
         # By its mode: on a scratch without execution nothing can be executed.
-        is_known = (copy / name).stat().st_mode & stat.S_IXUSR
-        if not is_known and os.access(source.path / name, os.X_OK):
+        is_executable = (copy / name).stat().st_mode & stat.S_IXUSR
+        if not is_executable and os.access(source.path / name, os.X_OK):
             (copy / name).chmod(0o700)
 
 

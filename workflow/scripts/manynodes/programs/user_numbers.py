@@ -813,10 +813,10 @@ class LogRows:
     def take(self, line: str) -> None:
         """Look at a line, or a part of one."""
         for pattern in self.patterns:
-            match = matched(pattern, line)
-            given = match.groupdict() if match else {}
-            self.commas = commas_in([given]) | self.commas
-            given = {name: plain(text) for name, text in given.items() if text}
+            if (match := matched(pattern, line)) is None:
+                continue
+            self.commas = commas_in([match.groupdict()]) | self.commas
+            given = {name: plain(text) for name, text in match.groupdict().items() if text}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
             counts = {self.columns[0]}
             unknown = given.keys() - row.keys()
