@@ -130,7 +130,7 @@ def add_a_file(output: Path) -> Path:
 
 
 def damage_a_checkpoint(output: Path) -> Path:
-    kept = state.checkpoint(output / "state", 12)
+    kept = state.checkpoint(output / "state", 4)
     os.truncate(kept, 1000)
     return states(output)[0]
 
@@ -153,7 +153,7 @@ DAMAGES: dict[Callable[[Path], Path], tuple[str, int | None]] = {
     put_a_program: ("is not a state of this version of the workflow", 1),
     rename: ("was renamed", 1),
     add_a_file: ("is not named like a state", 0),
-    damage_a_checkpoint: ("needs epoch=012.safetensors, which is missing or damaged", None),
+    damage_a_checkpoint: ("needs epoch=004.safetensors, which is missing or damaged", None),
     damage_all: (DAMAGED, None),
 }
 
@@ -479,9 +479,11 @@ def test_a_changed_processor_is_warned_of_and_computes_in_the_precision_of_befor
     output = tmp_path / "out"
     complete(output, digits, precision="bf16", **how)
     state.remove(states(output)[0])
+    # Not always 2: a state is left out while the one before is being written.
+    epoch, _ = newest_place(output)
     older = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
     training = complete(output, digits, environment=older, precision="auto", **how)
-    assert training.epochs == [3]
+    assert training.epochs == list(range(epoch + 1, 4))
     (warning,) = (
         line for line in training.said.splitlines() if line.startswith("train: warning: ")
     )

@@ -122,10 +122,12 @@ def test_a_disk_that_fills_up_while_the_metrics_are_written(
     digits, reference, disk, tmp_path, processes, environment
 ) -> None:
     disk.output.mkdir()
-    options = ["--save-every-epochs", 4, "--save-every-seconds", 1000]
+    options = ["--save-every-epochs", 8, "--save-every-seconds", 1000]
     how = {"processes": processes, "environment": environment, "logs": tmp_path / "logs"}
     training = Training(disk.output, digits, *options, **how)
-    training.reach(5)
+    training.reach(9)
+    # Written in the background.
+    until(lambda: newest_place(disk.output) == (8, 0), training.process)
     with (disk.path / "ballast").open("wb", 0) as ballast:
 
         def filled() -> bool:
@@ -140,10 +142,10 @@ def test_a_disk_that_fills_up_while_the_metrics_are_written(
     said = refused(training)
     who = "train" if processes == 1 else r"launch: train failed: rank 0 on \S+"
     assert re.match(rf"{who}: \S+/metrics.csv: {FULL}", said), said
-    assert newest_place(disk.output) == (4, 0)
+    assert newest_place(disk.output) == (8, 0)
     (disk.path / "ballast").unlink()
     again = complete(disk.output, digits, *options, **how)
-    assert "train: resumed after epoch 4, of 16 epochs" in again.said
+    assert "train: resumed after epoch 8, of 16 epochs" in again.said
     assert result(disk.output) == reference(processes)
 
 
