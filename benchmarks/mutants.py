@@ -3,9 +3,10 @@
     python benchmarks/mutants.py [--sample 40] [--seed 1] [--checkout FOLDER]
 
 One operator, number or boolean of `workflow/scripts` is changed at a time. Then the unit tests of
-the changed module run, in a copy of the checkout. A mutant is *caught* if they fail. Mutants are
-drawn by a hash of their place, so that two checkouts with the same code are given the same ones.
-The change may leave the behaviour as it is, so that 100 % is no target: compare two numbers.
+the changed module run, in a copy of the checkout. A mutant is *caught* if they fail with it and
+pass without it. Mutants are drawn by a hash of their place, so that two checkouts with the same
+code are given the same ones. The change may leave the behaviour as it is, so that 100 % is no
+target: compare two numbers.
 """
 
 import argparse
@@ -159,33 +160,44 @@ def naming(path: str) -> str:
     return rf"from {dotted} import [^\n]*\b{module}\b|{dotted}\.{module}\b"
 
 
-def is_caught(root: Path, mutant: Mutant) -> bool:
-    """Whether the unit tests fail in a copy of the checkout with this change."""
+def failing(root: Path, tests: list[str], mutant: Mutant | None) -> str:
+    """What the tests say last in a copy of the checkout with this change; empty if they pass."""
     with tempfile.TemporaryDirectory() as folder:
         # A second user takes part in some tests.
         Path(folder).chmod(0o711)
         copy = Path(folder, "checkout")
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".git", ".venv", "results",
                         ".snakemake", "__pycache__", ".*_cache"))  # fmt: skip
-        changed = copy / mutant.path
-        source = changed.read_bytes()
-        changed.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
+        if mutant:
+            changed = copy / mutant.path
+            source = changed.read_bytes()
+            changed.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
         command = [
             sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-m", "not faults",
-            f"--basetemp={folder}/tmp", *tests_of(root, mutant.path),
+            f"--basetemp={folder}/tmp", *tests,
         ]  # fmt: skip
         environment = os.environ | {"TMPDIR": folder}
         process = subprocess.Popen(command, cwd=copy, env=environment, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
         try:
-            output = process.communicate(timeout=LIMIT)[0]
+            output = process.communicate(timeout=LIMIT)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.wait()
-            return True
+            return f"no end after {LIMIT} s"
         if process.returncode in NO_ANSWER:
-            raise SystemExit(output.decode(errors="replace"))
-        return process.returncode != 0
+            raise SystemExit(output)
+        return "\n".join(output.splitlines()[-3:]) if process.returncode else ""
+
+
+def is_caught(root: Path, mutant: Mutant) -> bool:
+    """Whether the unit tests fail with this change, and pass without it."""
+    tests = tests_of(root, mutant.path)
+    if not failing(root, tests, mutant):
+        return False
+    if said := failing(root, tests, None):
+        raise SystemExit(f"mutants: the tests fail without a change, too; repair them: {said}")
+    return True
 
 
 def main() -> None:
