@@ -220,6 +220,15 @@ def test_other_data_of_the_same_name_are_told(tmp_path: Path, key: str) -> None:
     assert difference.doubts(before, after) == ["they were trained on different data"]
 
 
+def test_other_code_is_told(tmp_path: Path) -> None:
+    one, other = (
+        finished(tmp_path / name, {}, [{"rate": 1.0}], [{"sources_sha256": sum_of}])
+        for name, sum_of in (("a", "1" * 64), ("b", "2" * 64))
+    )
+    assert said(one, other).stdout.startswith("different: the code\n")
+    assert said(one, one).stdout.startswith("different: no key of the configuration\n")
+
+
 @pytest.mark.parametrize(("key", "what"), [("sources_sha256", "code"), ("files_sha256", "files")])
 def test_runs_of_different_code_or_files_are_no_repetitions(
     tmp_path: Path, key: str, what: str

@@ -97,6 +97,11 @@ def test_means_have_the_interval_of_their_seeds_and_one_seed_has_no_table() -> N
     assert means["± accuracy (95%)"].tolist() == ["–", "12.71%"]
     assert "nan" not in page.table(means)
     assert page.means(summary("plain", [0.9, 0.8], lr=[1, 2]), ["lr"], ["accuracy"], True) is None
+    assert "computed in" not in page.means(table.assign(computed_in="fp32"), ["nodes"], [], True)
+    mixed = table.assign(computed_in=["fp32", "fp32", "bf16"])
+    means = page.means(mixed, ["nodes"], ["accuracy"], True)
+    assert means is not None
+    assert means["computed in"].tolist() == ["fp32", "bf16, fp32"]
     # In percent, as many programs print it: half a point is no share.
     table = pd.DataFrame({"seed": [0, 1, 2], "val_accuracy": [91.2, 91.5, 91.3]})
     means = page.means(table, [], ["val_accuracy"], False)

@@ -44,7 +44,8 @@ def main() -> None:
             print(f"warning: {warning}", file=sys.stderr)
         found = difference.compare(before, after)
         keys = difference.settings(before.experiment, after.experiment)
-        tell(f"different: {'; '.join(keys) or 'no key of the configuration'}")
+        code = ["the code"] if difference.changed_code(before, after) else []
+        tell(f"different: {'; '.join(keys + code) or 'no key of the configuration'}")
         for each in found:
             tell(line(each))
         if alone := difference.unpaired(before, after):

@@ -60,6 +60,7 @@ class Results:
         views: of the accuracies; empty for a program of the user's.
         versions: of Python and its packages, by name; several if the runs differ.
         computed_in: what `precision: auto` came to.
+        code: SHA-256 of the code that trained, by the classifier's network; by "" of a program.
     """
 
     experiment: Experiment
@@ -68,6 +69,7 @@ class Results:
     views: frozenset[str]
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     computed_in: frozenset[str] = frozenset()
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,13 @@ def read(folder: Path) -> Results:
         for name, about in abouts.items()
         if experiment.built_in and (run := experiment.runs[name]).precision == "auto"
     )
-    return Results(experiment, numbers, data, frozenset(views), versions, computed_in)
+    code = {
+        str(about["config"].get("model", "")): about[
+            "code_sha256" if experiment.built_in else "sources_sha256"
+        ]
+        for about in abouts.values()
+    }
+    return Results(experiment, numbers, data, frozenset(views), versions, computed_in, code)
 
 
 def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
@@ -173,6 +181,11 @@ def settings(before: Experiment, after: Experiment) -> list[str]:
         for key in dict.fromkeys([*one, *other])
         if key not in one or key not in other or not same(one[key], other[key], as_written)
     ]
+
+
+def changed_code(before: Results, after: Results) -> bool:
+    """Whether a network that both have, or the program, was trained with other code."""
+    return any(before.code[of] != after.code[of] for of in before.code.keys() & after.code.keys())
 
 
 def values_of(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> list[str]:

@@ -294,6 +294,7 @@ def means(
     left_out = NOT_AVERAGED if built_in else ("seconds",)
     by: Any = settings or (lambda _: "all runs")
     runs = summary.groupby(by)
+    kinds = runs["computed_in"] if "computed_in" in summary else None
     if {*REPEATS} <= {*summary}:
         averaged = [column for column in results if column not in left_out]
         each_fold = summary.groupby([*settings, "fold"], as_index=False)
@@ -316,6 +317,9 @@ def means(
             # Also of means without decimals; half a point of 91.2 is no share, whatever its name.
             spread = form if "%" in form else form_of(half.to_frame(""), "")
             found[f"± {title} (95%)"] = half.map(spread.format).where(half.notna(), "–")
+    # Of `precision: auto` on nodes of several kinds.
+    if kinds is not None and kinds.nunique().max() > 1:
+        found["computed in"] = kinds.agg(lambda names: ", ".join(sorted({*names})))
     return found.reset_index() if settings else found
 
 
