@@ -412,6 +412,7 @@ def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:
             row["global_batch_size"],
             row["precision"],
             row["epochs"],
+            row["seed"],
             f"{float(row['val_accuracy']):.2%}".replace("%", " %"),
         )
         assert f"| {' | '.join(values)} |" in docs
