@@ -274,5 +274,11 @@ def test_an_interrupted_training_with_weights_goes_on_to_the_same_weights(data, 
     os.kill(training.find("train.py")[0], signal.SIGUSR1)
     assert training.end() == 75, training.said
     assert (0, 0) < newest_place(tmp_path / "out") < (80, 0)
-    complete(tmp_path / "out", data, **how)
+    # On a scratch that the scheduler removes with the job, whose copy nobody else will read.
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    of_job = {"LAUNCH_JOB_SCRATCH": "OF_JOB", "OF_JOB": str(scratch)}
+    complete(tmp_path / "out", data, "--scratch", "$OF_JOB", environment=of_job, **how)
+    assert [path.name for path in scratch.glob("*/[!.]*") if path.is_dir()] == []
+    assert [path.suffix for path in scratch.glob("*/*")] == [".lock"]
     assert result(tmp_path / "out") == result(tmp_path / "alone")

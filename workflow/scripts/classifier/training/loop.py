@@ -146,7 +146,7 @@ class Training:
             here.refuse_changed("train")
         everyone_is_here()
         images, labels = here.split("train")
-        groups = here.extra("groups")
+        groups, of_images = here.extra("groups"), here.extra("weights")
         held_in, held_out = split_rows(run, labels, groups)
         counts = len(held_in), len(held_out)
         refuse_unfit_counts(run, data.dataset, len(labels), counts, groups is not None)
@@ -169,7 +169,6 @@ class Training:
         )
         refuse_empty_class(run, labels[held_in], data, tell)
         self.balanced = labels[held_in] if run.sampling == "balanced" else None
-        of_images = here.extra("weights")
         self.weights = Weights(*(
             None if each is None else each.to(process.device)
             for each in (
