@@ -245,6 +245,10 @@ def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
     (tmp_path / "d/out").symlink_to("..")
     with pytest.raises(Refusal, match="d/out leads to a folder above .*; remove it"):
         fingerprint([tmp_path / "d"])
+    # There would be no such folder on a scratch.
+    (tmp_path / "empty/too").mkdir(parents=True)
+    with pytest.raises(Refusal, match="files: .*empty has no file; fill the folder, or leave it"):
+        fingerprint([tmp_path / "empty"])
 
 
 def test_a_file_that_is_not_given_any_more_is_not_found_either(tmp_path: Path) -> None:
@@ -698,6 +702,8 @@ def test_parameters_and_keys_are_axes() -> None:
     [
         ({"parameters": {"seconds": 3}}, "parameters.seconds: has a meaning of its own"),
         ({"files": ["a/manifest.json"]}, "is manifest.json"),
+        ({"files": ["failure.json"]}, "is failure.json, which is ours; "),
+        ({"files": [".source"]}, "is .source, which is ours; "),
         ({"files": ["a/x", "b/x"]}, "is there twice"),
         ({"files": [".."]}, 'files: ".." has no name'),
         ({"arguments": ["{a:{zz}}"]}, "{zz} stands for nothing"),

@@ -51,6 +51,11 @@ def test_the_names_are_no_part_of_the_data(shapes: Path, tmp_path: Path) -> None
     folder = imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
     assert "files.csv" not in folder.manifest["files"]
     before = (folder.path / "manifest.json").read_bytes()
+    with (folder.path / "files.csv").open("a") as table:
+        table.write("test,0,cross,more.png\n")
+    with pytest.raises(Refusal, match="is damaged .*; delete it and make it again$") as refused:
+        files_of(folder, "test")
+    assert refused.value.make_again == folder.path / "manifest.json"
     (folder.path / "files.csv").unlink()
     assert files_of(folder, "test") == []
     imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")

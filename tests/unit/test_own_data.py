@@ -744,6 +744,7 @@ def good_arrays() -> dict[str, np.ndarray]:
     ({"labels": np.array([0, 10**9] * 4)}, "the label 1,000,000,000 is too large"),
     ({"labels": np.array([0, -1] * 4).astype(np.uint64)}, "18,446,744,073,709,551,615 is too"),
     ({"train_groups": np.arange(8)}, 'has "train_groups", which arrays cannot have; give a'),
+    ({"sample_weights": np.ones(8)}, 'has "sample_weights", which arrays cannot have; give a'),
     ({"weight": np.ones(8)}, 'has "weight", which arrays cannot have; give a dataset.folder'),
     ({"images": np.full((8, 5, 6), np.nan)}, "have values that are not finite"),
     ({"images": np.full((8, 5, 6), 300)}, "are whole numbers outside 0 to 255"),
@@ -992,6 +993,20 @@ def test_a_changed_folder_is_noticed(shapes: Path, tmp_path: Path) -> None:
     (copy / "Thumbs.db").write_text("previews")
     (copy / "train/README").write_text("about")
     assert user_data(copy).fingerprint == before
+    # Snakemake may run in another locale than the import, which is in UTF-8.
+    (copy / "train/cross/ü.png").write_bytes(b"x")
+    question = (
+        "import sys; from manynodes.data.user.declaration import UserData; "
+        "print(UserData('shapes', 'folder', sys.argv[1]).fingerprint)"
+    )
+    other = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(SCRIPTS)}
+    texts = [
+        subprocess.run([sys.executable, "-X", f"utf8={utf8}", "-c", question, copy], text=True,
+                       env=os.environ | other, capture_output=True, check=True).stdout
+        for utf8 in (0, 1)
+    ]  # fmt: skip
+    assert texts[0] == texts[1]
+    (copy / "train/cross/ü.png").unlink()
     path = copy / "train/cross/000.png"
     path.write_bytes(path.read_bytes() + b"x")
     changed = user_data(copy).fingerprint

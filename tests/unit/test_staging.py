@@ -73,6 +73,22 @@ def test_a_file_that_became_executable_is_so_in_the_copy_that_is_reused(scratch,
         assert os.access(Path(staged.path, "solver"), os.X_OK) == bool(mode & 0o100)
 
 
+@pytest.mark.parametrize("before", [None, "{}"])
+def test_a_copy_that_is_reused_has_the_manifest_of_today(data, scratch, tmp_path, before) -> None:
+    """Programs read the names of the classes there, which are no part of the hash of the data."""
+    copy = Path(staging.stage(DataFolder.read(data), [str(scratch)]).path)
+    renamed = Path(shutil.copytree(data, tmp_path / "renamed"))
+    manifest = json.loads((renamed / "manifest.json").read_text())
+    manifest["class_names"] = [f"new {name}" for name in manifest["class_names"]]
+    (renamed / "manifest.json").write_text(json.dumps(manifest))
+    if before:
+        (copy / "manifest.json").write_text(before)
+    else:
+        (copy / "manifest.json").unlink()
+    assert staging.stage(DataFolder.read(renamed), [str(scratch)]).status == "reused"
+    assert json.loads((copy / "manifest.json").read_text()) == manifest
+
+
 def test_the_first_usable_scratch_is_taken(data, scratch, monkeypatch) -> None:
     monkeypatch.setenv("NODE_SCRATCH", str(scratch))
     monkeypatch.delenv("NOT_SET_HERE", raising=False)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -100,7 +101,7 @@ def fingerprint(paths: Iterable[Path]) -> str:
         for inner, file in below(path):
             status = file.stat()
             entry = f"{path.name}/{inner}\0{status.st_size}\0{status.st_mtime_ns}\n"
-            found.update(entry.encode(errors="surrogateescape"))
+            found.update(os.fsencode(entry))
     return found.hexdigest()
 
 
@@ -117,14 +118,17 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
         wanted = "neither a file nor a folder" if path.exists() else "not there"
         raise Refusal(f"config: files: {path} is {wanted}; give the path of a file or folder")
     left_out: list[Path] = []
+    empty = True
     for folder, names in walk(path, bool, left_out):
         for name in names:
-            file = folder / name
+            file, empty = folder / name, False
             if not file.is_file():
                 raise Refusal(
                     f"config: files: {file} is not a file; remove it, or name the files one by one"
                 )
             yield str(file.relative_to(path)), file
+    if empty:
+        raise Refusal(f"config: files: {path} has no file; fill the folder, or leave it out")
     # What a loop leads to is among the files.
     outside = [link for link in left_out if not link.resolve().is_relative_to(path.resolve())]
     if outside:

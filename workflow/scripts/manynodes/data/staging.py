@@ -10,10 +10,12 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from manynodes.base import atomic
 from manynodes.base.errors import Refusal, os_error_line
 from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import MANIFEST, DataFolder
@@ -179,13 +181,21 @@ def in_user_namespace() -> bool:
 
 
 def is_valid(copy: DataFolder, source: DataFolder) -> bool:
-    """Whether a copy is that of the source. No manifest says what is executable, and a `chmod` in
-    the source makes no other version: that is put right here.
+    """Whether a copy is that of the source. What is executable, and what the manifest says besides
+    the files' sums, such as the names of the classes, makes no other version: that is put right
+    here.
     """
     if not copy.path.is_dir() or copy.damaged_files():
         return False
     let_execute(source, copy.path)
+    manifest, text = copy.path / MANIFEST, text_of(source.manifest)
+    if not manifest.is_file() or manifest.read_bytes() != text:
+        atomic.write_bytes(manifest, text)
     return True
+
+
+def text_of(manifest: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(manifest, indent=2)}\n".encode()
 
 
 def let_execute(source: DataFolder, copy: Path) -> None:
@@ -230,7 +240,7 @@ def copy_once(source: DataFolder, target: Path) -> str:
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, work / name)
             let_execute(source, work)
-            (work / MANIFEST).write_text(json.dumps(source.manifest, indent=2) + "\n")
+            (work / MANIFEST).write_bytes(text_of(source.manifest))
             if source.at(work).damaged_files():
                 refuse_damaged(source)
                 raise OSError(errno.EIO, "the written copy reads back damaged", str(target.parent))

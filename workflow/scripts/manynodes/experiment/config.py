@@ -18,12 +18,13 @@ from typing import Any
 
 import jsonschema
 
+from manynodes.base import failure
 from manynodes.base.environment import Environment
 from manynodes.base.errors import Refusal, shown
 from manynodes.base.reading import parse_json
 from manynodes.data.addresses import refuse_credentials
 from manynodes.data.datasets import DATASETS
-from manynodes.data.folder import MANIFEST
+from manynodes.data.folder import MANIFEST, SOURCE
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command
 from manynodes.experiment.declaration import GROWTH
@@ -51,6 +52,8 @@ LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for tempora
 REPEATS = ("seed", "fold")
 LONGEST_VALUES = 80_000  # characters of a run's values as JSON
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+# Files that lie among the user's.
+OURS = (MANIFEST, SOURCE, failure.FILE, failure.RESERVED)
 # Columns of summary.csv that are not the program's.
 COLUMNS = (
     *("seconds", "attempts", "commit", "dirty", "program_commit", "computed_in", "versions"),
@@ -804,8 +807,8 @@ def refuse_bad_files(config: Mapping[str, Any]) -> None:
     for path, name in zip(config["files"], names, strict=True):
         # Of the folder above.
         no_name = name in ("", "..")
-        if no_name or names.count(name) > 1 or name == MANIFEST:
-            why = "is there twice" if names.count(name) > 1 else f"is {MANIFEST}, which is ours"
+        if no_name or names.count(name) > 1 or name in OURS:
+            why = "is there twice" if names.count(name) > 1 else f"is {name}, which is ours"
             why = "has no name" if no_name else why
             raise Refusal(
                 f"config: files: {shown(name or path)} {why}; files are staged in one folder and "

@@ -226,6 +226,7 @@ def tell_unused(path: Path, names: Sequence[str], tell: Callable[[str], None]) -
         if (
             what.startswith("group")
             or what.endswith("group")
+            or what.endswith("sample_weight")
             or difflib.get_close_matches(what, ("group", "weight"), 1, CLOSE)
         ):
             raise Refusal(

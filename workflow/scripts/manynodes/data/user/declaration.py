@@ -245,7 +245,8 @@ class UserData:
                     named = self.named_otherwise if named is None else named
                     if unicodedata.normalize("NFC", name) not in named:
                         continue
-                found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+                # As the file system has it: Snakemake may run in a locale of other characters.
+                found.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
                 if path == self.path and self.group == BY_FOLDER:
                     places.add(tuple(name.split("/")[:-1]))
         # Earlier versions took such groups for others: they are imported again.
@@ -317,7 +318,6 @@ def files_below(path: str) -> Iterator[tuple[str, os.stat_result]]:
         return
     for folder, names in walk(Path(path), is_wanted, []):
         for name in names:
-            inside = os.path.relpath(folder / name, path).encode(errors="replace").decode()
             # The import names a link to nothing.
             with suppress(OSError):
-                yield inside, (folder / name).stat()
+                yield os.path.relpath(folder / name, path), (folder / name).stat()

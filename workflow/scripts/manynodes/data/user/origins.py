@@ -10,7 +10,7 @@ from pathlib import Path
 
 from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import open_file
-from manynodes.data.folder import DataFolder
+from manynodes.data.folder import MANIFEST, DataFolder
 
 FILE = "files.csv"
 COLUMNS = ["split", "row", "class", "path"]
@@ -68,5 +68,5 @@ def files_of(data: DataFolder, split: str) -> list[str]:
 
 def damaged(path: Path, why: str) -> Refusal:
     return Refusal(
-        f"{path} is damaged ({why}); delete {path.parent} and run the same command again"
+        f"{path} is damaged ({why}); delete it and make it again", path.with_name(MANIFEST)
     )
