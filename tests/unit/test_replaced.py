@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from manynodes.checkpointing import replaced
+from programs import program
 
 
 @pytest.fixture
@@ -38,6 +39,15 @@ def test_results_are_put_back_if_nothing_replaces_them(run: Path) -> None:
     assert replaced.put_back(run)
     assert entries(run) == before
     assert not replaced.put_back(run)
+
+
+def test_a_program_that_begins_where_they_were_put_back_leaves_them(run: Path) -> None:
+    """As after `snakemake --unlock` and a dry run while its job was starting."""
+    words = ["{python}", "-c", "raise SystemExit(3)"]
+    assert program("launch", "--launcher", "none", "--output", run, "--", *words).returncode == 1
+    remove_as_snakemake_does(run)
+    assert replaced.put_back(run)
+    assert (run / "model.safetensors").read_text() == "old model.safetensors"
 
 
 def test_they_are_gone_when_the_other_training_has_finished(run: Path) -> None:

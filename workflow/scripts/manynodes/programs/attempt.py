@@ -11,7 +11,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import OF_A_LINE, Refusal, one_line
 from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.base.reading import MOST, read_bytes
-from manynodes.checkpointing import incidents
+from manynodes.checkpointing import incidents, replaced
 from manynodes.checkpointing.owner import refuse_owned
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
@@ -77,6 +77,8 @@ def begin(
     over = bool(aside) or resume == "fresh" or folders.finished.exists()
     if over:
         incidents.forget(folders.state)
+    # Another command may have put them back since Snakemake removed them for this job.
+    replaced.set_aside(task.output)
     if prepare(folders, task.values, request, resume, attempt, task.token):
         if folders.ended.exists():
             only = "only its results are checked again; with resume=fresh it starts over"
