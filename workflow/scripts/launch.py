@@ -312,6 +312,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             args.begun = True
             if args.trains and not begin_attempt(args, job):
                 return
+            if args.evaluate:
+                args.code = evaluation_sha256(args)
             # To the end: a second signal must not hide what the program has said after the first,
             # and a scheduler that requeues the job ends this process too, which must say first why.
             program.run_to_the_end(log, stop_when_signalled())
@@ -396,6 +398,18 @@ def has_changed(args: argparse.Namespace) -> bool:
             known = read_json(Folders(args.output).state / ENVIRONMENT, "environment", "")
             return known.get("image", environment.image) != environment.image
     return False
+
+
+def evaluation_sha256(args: argparse.Namespace) -> str:
+    """SHA-256 of the program that evaluates as it is now; empty if it is an installed module, whose
+    files are not known here.
+
+    Raises:
+        Refusal: a file is missing, or is no Python.
+    """
+    task, settings = task_of(args), parse_option("--settings", args.settings)
+    code = attempt.files_sha256(task, only_code=False)
+    return command.evaluation_sha256(task.command, settings, code) if code else ""
 
 
 @dataclass(frozen=True)
@@ -645,9 +659,15 @@ def has_ended(args: argparse.Namespace) -> bool:
 
 
 def end(args: argparse.Namespace) -> None:
-    """Note that the program has ended well."""
+    """Note that the program has ended well; for `publish`, which one has evaluated."""
     if args.trains:
         atomic.write_text(Folders(args.output).ended, now())
+    if args.evaluate and args.code:
+        is_now = ""
+        # A file that is gone has changed.
+        with suppress(Refusal, OSError):
+            is_now = evaluation_sha256(args)
+        atomic.write_text(Folders(args.output).evaluated_by, f"{args.code}\n{is_now}\n")
     if args.log:
         failures.end(args.log.parent)
 

@@ -470,10 +470,8 @@ class Experiment:
         """
         if not self.evaluation:
             return ""
-        # Of a file the content counts, and not where it is.
-        words = [command.without_place(word) for word in self.evaluation]
-        what = words, self.parameters_for("evaluation"), self.evaluation_code
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        parameters = self.parameters_for("evaluation")
+        return command.evaluation_sha256(self.evaluation, parameters, self.evaluation_code)
 
     @cached_property
     def evaluation_code(self) -> str:
