@@ -227,7 +227,8 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
     of_run("--sources", default="", metavar="SHA256", help="of its program")
     of_run("--code", default="", metavar="SHA256",
-        help="of the program's code; refuse if it is another now")  # fmt: skip
+        help="of the program's code, and, behind a comma, of all of its files, which it may write "
+        "once it has begun; refuse if they are others now")  # fmt: skip
     of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
     of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
     of_run("--directory", metavar="FOLDER",
@@ -365,11 +366,15 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     """Begin an attempt at the run; returns whether its program is to be started.
 
     Raises:
-        Refusal: as `attempt.begin`; or the program's code is not the one of --code.
+        Refusal: as `attempt.begin`; or the program's files are not those of --code.
     """
     task, ended, requeued = task_of(args), has_ended(args), job.restarts > 0
+    given, _, all_files = args.code.partition(",")
     code = attempt.files_sha256(task, only_code=True)
-    if code != (args.code or code) and not ended:
+    changed = code != (given or code)
+    if all_files and not attempt.has_begun(task):
+        changed = changed or attempt.files_sha256(task, only_code=False) != all_files
+    if changed and not ended:
         raise Refusal(
             "the program's files have changed since this command began; run the same command "
             "again, or, if runs have ended with the old files, put those back"
