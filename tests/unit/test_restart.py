@@ -268,6 +268,26 @@ def test_a_program_whose_files_change_meanwhile_is_not_started_again(tmp_path) -
     assert "changed since this command began; run the same command again" in done.stderr
 
 
+def test_a_program_that_was_edited_while_it_ran_is_told(tmp_path) -> None:
+    """It reads late what it imports, or what an interpreter reads line by line."""
+    script, module = tmp_path / "program.py", tmp_path / "beside.py"
+    module.write_text("VALUE = 1\n")
+    script.write_text(
+        "import launched\n"
+        f"open('{module}', 'w').write('VALUE = 2\\n')\n"
+        "import beside\n"
+        "launched.result(value=beside.VALUE)\n"
+    )
+    for edited in (True, False):
+        run = tmp_path / f"{edited}"
+        done = launched_program(script, run, *ALONE)
+        assert done.returncode == 0, done.stderr
+        line = "changed while it ran: what it read late may be of the new ones; --config replace="
+        assert (line in done.stderr) == edited
+        kinds = [each.kind for each in incidents.read(run / "state")]
+        assert kinds == [incidents.EDITED] * edited
+
+
 def test_other_files_of_a_command_are_those_of_the_command_line_when_a_run_begins(
     tmp_path,
 ) -> None:

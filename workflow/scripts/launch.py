@@ -96,6 +96,10 @@ C10D_WARNING = (
     "warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
     "they are signed, but torchrun, the default, unpickles nothing (docs/security.md)"
 )
+EDITED = (
+    "the program's files, or its image, changed while it ran: what it read late may be of the new "
+    "ones; --config replace=true trains again (launch alone: --resume fresh)"
+)
 
 
 def main() -> None:
@@ -449,6 +453,9 @@ class Program:
                 keep_logs(args.rank_logs, Folders(args.output).printed)
             if first is None:
                 ignore_stopping_signals()
+                if args.trains and has_changed(args):
+                    warn(log, EDITED)
+                    incidents.add(args.state, incidents.EDITED, EDITED)
                 end(args)
                 return
             further = furthest(args.state) > before
