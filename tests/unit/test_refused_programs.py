@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from manynodes.base.errors import Refusal
-from manynodes.experiment.command import command
+from manynodes.experiment.command import EMPTY, command
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.installed_program import ask, file_of, folder_above
 from manynodes.experiment.missing import refuse_missing_program
 from manynodes.programs.attempt import files_sha256, folder_of
+from manynodes.programs.folders import Folders
 from manynodes.programs.task import Task
 from manynodes.schedulers.registry import on_hosts
+from programs import finished, program
 from session.command import Session
 from session.finished import FinishedRuns
 from session.inputs import Inputs
@@ -283,12 +285,12 @@ def test_a_module_is_looked_for_in_the_python_that_will_run_it(tmp_path, monkeyp
     checked("there", "{python: v, setup: 'true'}")
     Path("train.py").touch()
     Path("train.sh").touch()
-    for program, environment in (
+    for given, environment in (
         ("there", "null"), ("snakemake", "{python: v}"), ("there.none", "{python: v}"),
         ("train.sh", "{python: v}"), ("train.sh", "{modules: [x]}"),
     ):  # fmt: skip
-        with pytest.raises(Refusal, match=f'program: "{program}" is neither a Python file nor a'):
-            checked(program, environment)
+        with pytest.raises(Refusal, match=f'program: "{given}" is neither a Python file nor a'):
+            checked(given, environment)
 
 
 SCRIPT = """#!{python}
@@ -372,3 +374,47 @@ def test_an_installed_program_is_hashed_where_it_is_the_users_own(
     session.experiment = installed
     session.tell_unhashed()
     assert f"warning: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("evaluate", "edits", "known"), [
+    (["ev.py", "", "{{x}}", "0.50"], False, True),
+    (["ev.py"], True, True),
+    (["pack.ev"], False, True),
+    # Where its files are is not known there.
+    (["ensurepip", "--version"], False, False),
+])  # fmt: skip
+def test_numbers_of_an_evaluation_that_was_edited_meanwhile_are_not_published(
+    tmp_path: Path, evaluate: list[str], edits: bool, known: bool
+) -> None:
+    """Otherwise they would stand in a table under the hash of the program before."""
+    (tmp_path / "parameters.yaml").write_text(
+        "properties: {share: {type: number, default: 0.1, result: evaluation}}"
+    )
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "pack").mkdir()
+    for file in (tmp_path / "ev.py", tmp_path / "pack/ev.py"):
+        again = "open(__file__, 'a').write('#')" if edits else ""
+        file.write_text(f"import launched\nlaunched.result(score=1)\n{again}\n")
+    given = {"experiment": "x", "program": "train.py", "evaluate": evaluate}
+    experiment = Experiment.from_files(given, [tmp_path])
+    assert experiment.parameters_for("evaluation") == {"share": 0.1}
+    sha256 = experiment.evaluation_sha256
+    run = finished(tmp_path / "x", {}, [{}]) / "run"
+    done = program(
+        "launch", "--launcher", "none", "--evaluate", "--output", run,
+        "--settings", json.dumps(experiment.parameters_for("evaluation")),
+        "--", *[word or EMPTY for word in experiment.evaluation],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert Folders(run).evaluated_by.exists() == known
+    if not known:
+        (run / "evaluation/result.json").write_text('{"score": 1}')
+    done = program("publish", f"--evaluation={sha256}", "--output", run)
+    assert (done.returncode != 0) == edits, done.stderr
+    assert (run / "evaluation.json").exists() == (not edits)
+    line = "has changed since this command began; run the same command again"
+    assert done.stderr == f"publish: the program that evaluates {line}\n" * edits
+    # So are those of a program that was edited before it began.
+    if known:
+        done = program("publish", f"--evaluation={'0' * 64}", "--output", run)
+        assert (done.returncode, line in done.stderr) == (1, True)

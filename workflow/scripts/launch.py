@@ -96,6 +96,10 @@ C10D_WARNING = (
     "warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
     "they are signed, but torchrun, the default, unpickles nothing (docs/security.md)"
 )
+EDITED = (
+    "the program's files, or its image, changed while it ran: what it read late may be of the new "
+    "ones; --config replace=true trains again (launch alone: --resume fresh)"
+)
 
 
 def main() -> None:
@@ -227,7 +231,8 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
     of_run("--sources", default="", metavar="SHA256", help="of its program")
     of_run("--code", default="", metavar="SHA256",
-        help="of the program's code; refuse if it is another now")  # fmt: skip
+        help="of the program's code, and, behind a comma, of all of its files, which it may write "
+        "once it has begun; refuse if they are others now")  # fmt: skip
     of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
     of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
     of_run("--directory", metavar="FOLDER",
@@ -312,6 +317,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             args.begun = True
             if args.trains and not begin_attempt(args, job):
                 return
+            if args.evaluate:
+                args.code = evaluation_sha256(args)
             # To the end: a second signal must not hide what the program has said after the first,
             # and a scheduler that requeues the job ends this process too, which must say first why.
             program.run_to_the_end(log, stop_when_signalled())
@@ -363,11 +370,15 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     """Begin an attempt at the run; returns whether its program is to be started.
 
     Raises:
-        Refusal: as `attempt.begin`; or the program's code is not the one of --code.
+        Refusal: as `attempt.begin`; or the program's files are not those of --code.
     """
     task, ended, requeued = task_of(args), has_ended(args), job.restarts > 0
+    given, _, all_files = args.code.partition(",")
     code = attempt.files_sha256(task, only_code=True)
-    if code != (args.code or code) and not ended:
+    changed = code != (given or code)
+    if all_files and not attempt.has_begun(task):
+        changed = changed or attempt.files_sha256(task, only_code=False) != all_files
+    if changed and not ended:
         raise Refusal(
             "the program's files have changed since this command began; run the same command "
             "again, or, if runs have ended with the old files, put those back"
@@ -396,6 +407,18 @@ def has_changed(args: argparse.Namespace) -> bool:
             known = read_json(Folders(args.output).state / ENVIRONMENT, "environment", "")
             return known.get("image", environment.image) != environment.image
     return False
+
+
+def evaluation_sha256(args: argparse.Namespace) -> str:
+    """SHA-256 of the program that evaluates as it is now; empty if it is an installed module, whose
+    files are not known here.
+
+    Raises:
+        Refusal: a file is missing, or is no Python.
+    """
+    task, settings = task_of(args), parse_option("--settings", args.settings)
+    code = attempt.files_sha256(task, only_code=False)
+    return command.evaluation_sha256(task.command, settings, code) if code else ""
 
 
 @dataclass(frozen=True)
@@ -430,6 +453,9 @@ class Program:
                 keep_logs(args.rank_logs, Folders(args.output).printed)
             if first is None:
                 ignore_stopping_signals()
+                if args.trains and has_changed(args):
+                    warn(log, EDITED)
+                    incidents.add(args.state, incidents.EDITED, EDITED)
                 end(args)
                 return
             further = furthest(args.state) > before
@@ -645,9 +671,15 @@ def has_ended(args: argparse.Namespace) -> bool:
 
 
 def end(args: argparse.Namespace) -> None:
-    """Note that the program has ended well."""
+    """Note that the program has ended well; for `publish`, which one has evaluated."""
     if args.trains:
         atomic.write_text(Folders(args.output).ended, now())
+    if args.evaluate and args.code:
+        is_now = ""
+        # A file that is gone has changed.
+        with suppress(Refusal, OSError):
+            is_now = evaluation_sha256(args)
+        atomic.write_text(Folders(args.output).evaluated_by, f"{args.code}\n{is_now}\n")
     if args.log:
         failures.end(args.log.parent)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import LONGEST_REPORT, one_line, told_in_one_line
+from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.provenance import git_state, now
 from manynodes.base.reading import read_json
@@ -74,6 +74,7 @@ def main() -> None:
     stage = "train" if args.evaluation is None else "evaluate"
     with told_in_one_line("publish"), recorded(args.output, stage):
         if args.evaluation is not None:
+            refuse_changed_program(folders, args.evaluation)
             result = read_result(folders.evaluation / "result.json")
             if not result.numbers:
                 tell("the evaluation ended with status 0 and wrote no number to result.json")
@@ -106,6 +107,21 @@ def main() -> None:
         write_result(folders.run / "result.json", result)
         atomic.write_json(folders.run / "run.json", about(folders, args.outputs, environment))
         replaced.forget(folders.run)
+
+
+def refuse_changed_program(folders: Folders, sha256: str) -> None:
+    """Refuse the numbers of a program that was edited since the command began, as far as `launch`
+    could see.
+
+    Raises:
+        Refusal: it was.
+    """
+    with suppress(FileNotFoundError):
+        if {sha256} != {*folders.evaluated_by.read_text(encoding="utf-8").splitlines()}:
+            raise Refusal(
+                "the program that evaluates has changed since this command began; run the same "
+                "command again"
+            )
 
 
 def tell_empty(folders: Folders) -> None:

@@ -1,5 +1,5 @@
 """What interrupted a run, which of its nodes were slow, what in it cannot be repeated exactly, and
-that it left nothing, or counted anew and left rows out.
+that it left nothing, counted anew and left rows out, or was of a program that was edited meanwhile.
 
 A file beside the run's states, one JSON object a line, to which `launch`, the training and
 `publish` append.
@@ -21,7 +21,7 @@ from manynodes.checkpointing.replaced import FINISHED
 
 FILE = "incidents.jsonl"
 INTERRUPTION, SLOW, CHECKOUT, INEXACT = "interruption", "slow", "checkout", "inexact"
-EMPTY, ANEW = "empty", "anew"
+EMPTY, ANEW, EDITED = "empty", "anew", "edited"
 LONGEST = 400  # characters of a text
 SHOWN = 100  # the last ones of a run
 
@@ -32,7 +32,7 @@ class Incident:
 
     Attributes:
         time: in UTC, ISO 8601.
-        kind: INTERRUPTION, SLOW, CHECKOUT, INEXACT, EMPTY or ANEW.
+        kind: INTERRUPTION, SLOW, CHECKOUT, INEXACT, EMPTY, ANEW or EDITED.
         text: in one line.
     """
 

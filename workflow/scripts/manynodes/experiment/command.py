@@ -280,6 +280,18 @@ def words_sha256(
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
+def evaluation_sha256(words: Sequence[str], parameters: Mapping[str, Any], code: str) -> str:
+    """SHA-256 of a program that evaluates.
+
+    Args:
+        words: that start it. Of a file the content counts, and not where it is.
+        parameters: those that only the evaluation depends on.
+        code: SHA-256 of its files.
+    """
+    what = [without_place(word) for word in words], parameters, code
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
 def apart(before: Any, now: Any) -> tuple[Any, Any]:
     """Two values without what two lists have in common at their beginning and their end: of a long
     command, the words that differ.

@@ -383,7 +383,12 @@ class Experiment:
         Raises:
             Refusal: a file is missing, or is no Python.
         """
-        return self.locked_sha256(self.files_sha256(only_code=False))
+        return self.locked_sha256(self.program_sha256)
+
+    @cached_property
+    def program_sha256(self) -> str:
+        """The same without its environment."""
+        return self.files_sha256(only_code=False)
 
     @property
     def other_torch(self) -> bool:
@@ -470,10 +475,8 @@ class Experiment:
         """
         if not self.evaluation:
             return ""
-        # Of a file the content counts, and not where it is.
-        words = [command.without_place(word) for word in self.evaluation]
-        what = words, self.parameters_for("evaluation"), self.evaluation_code
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        parameters = self.parameters_for("evaluation")
+        return command.evaluation_sha256(self.evaluation, parameters, self.evaluation_code)
 
     @cached_property
     def evaluation_code(self) -> str:

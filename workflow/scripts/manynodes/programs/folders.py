@@ -37,6 +37,7 @@ class Folders:
         work: where the program starts and writes: LAUNCH_RESULTS.
         outputs: the declared outputs of a finished training.
         evaluation: where the program that evaluates starts and writes.
+        evaluated_by: SHA-256 of that program when it began and when it had ended, a line each.
         state: of the owner; Snakemake does not know it, so it survives a failure.
         saved: what the program needs to continue: LAUNCH_STATE.
         request: what was asked for when the state began, and its attempts.
@@ -62,6 +63,7 @@ class Folders:
         self.work = run / "work"
         self.outputs = run / "outputs"
         self.evaluation = run / "evaluation"
+        self.evaluated_by = self.evaluation / "evaluated_by.txt"
         self.state = run / "state"
         self.saved = self.state / "saved"
         self.request = self.state / "request.json"
