@@ -668,15 +668,30 @@ def test_only_names_in_braces_are_replaced(word: str, wanted: str) -> None:
         filled(["{data}"], {"data": None})
 
 
-def test_a_parameter_that_does_not_reach_the_program_is_seen(tmp_path: Path) -> None:
-    file, beside = tmp_path / "train.py", tmp_path / "settings.py"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import launched\nseed = launched.parameters()['seed']\n",
+        "from launched import (\n    parameters,\n)\n",
+        "import os, launched as l\nseed = l.parameters()['seed']\n",
+        "import os\npath = os.environ['LAUNCH_PARAMETERS']\n",
+    ],
+)
+def test_a_parameter_that_does_not_reach_the_program_is_seen(tmp_path: Path, text: str) -> None:
+    file, beside, shell = (tmp_path / name for name in ("train.py", "settings.py", "run.sh"))
     words = ["{python}", str(file), "--lr={lr}"]
     file.write_text("import settings\n")
-    beside.write_text("")
-    assert unseen(words, ["lr", "seed"]) == ["seed"]
-    beside.write_text("import launched\nseed = launched.parameters()['seed']\n")
-    assert unseen(words, ["lr", "seed"]) == []
-    assert unseen(["sh", "-c", "x"], ["lr"]) == []
+    # What nearly every PyTorch program has.
+    beside.write_text("import launched\noptimizer = SGD(model.parameters(), lr)\n")
+    assert unseen([words], ["lr", "seed"]) == ["seed"]
+    assert unseen([words], ["lr", "seed"], directory="{state}/{seed}") == []
+    assert unseen([words, ["{python}", "e.py", "{seed}"]], ["lr", "seed"]) == []
+    assert unseen([words], ["seed"], setup="export SEED=$(jq .seed $LAUNCH_PARAMETERS)") == []
+    assert unseen([["sh", "-c", "x"]], ["lr"]) == []
+    shell.write_text('"$@" --seed $(jq .seed $LAUNCH_PARAMETERS)')
+    assert unseen([["bash", str(shell), *words]], ["seed"]) == []
+    beside.write_text(text)
+    assert unseen([words], ["lr", "seed"]) == []
 
 
 def program(**keys: object) -> Experiment:

@@ -372,3 +372,29 @@ def test_an_installed_program_is_hashed_where_it_is_the_users_own(
     session.experiment = installed
     session.tell_unhashed()
     assert f"warning: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ("parameters: {lr: [0.5]}", "{lr}"),
+        ("parameters: {lr: [0.1, 0.2], wd: 0.01}\narguments: ['{lr}']", "{wd}"),
+        ("runs: [{lr: 0.1, wd: 1}, {lr: 0.2, wd: 1}]\narguments: ['{lr}']", "{wd}"),
+        ("seed: [0, 1]\nnodes: [1, 2]", "{seed}"),
+        ("seed: 1\nparameters: {lr: [0.1, 0.2]}\narguments: ['{lr}']", ""),
+        ("parameters: {size: 3}\nevaluate: [p.py, '{size}']", ""),
+        ("parameters: {size: 3}\ndirectory: '{size}'", ""),
+    ],
+)
+def test_a_parameter_that_changes_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str, names: str
+) -> None:
+    (tmp_path / "p.py").write_text("optimizer = SGD(model.parameters(), 0.1)\n")
+    path = tmp_path / "e.yaml"
+    path.write_text(f"experiment: e\nprogram: p.py\n{keys}\n")
+    session = Session.__new__(Session)
+    session.experiment = Experiment.from_files(read_config(path), [tmp_path])
+    session.tell_unseen_parameters()
+    told = f"warning: no argument has {names}, and the program does not read" if names else ""
+    said = capsys.readouterr().err
+    assert said.startswith(told) if told else not said

@@ -2,12 +2,12 @@
 
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ from manynodes.base.sources import local_sources, sources_sha256
 FOLDERS = ("data", "files", "results", "state", "here", "python")
 OF_EVALUATION = ("outputs", *FOLDERS)
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
+# How a program reads its parameters by itself. A network has `.parameters()` too.
+READS = re.compile(
+    r"LAUNCH_PARAMETERS|\blaunched\s*\.\s*parameters\b"
+    r"|\bfrom\s+launched\s+import\s+(\([^)]*|[^\n]*)(\bparameters\b|\*)"
+    r"|\blaunched\s+as\s+(?P<name>\w+)\b[\s\S]*\b(?P=name)\s*\.\s*parameters\b"
+)
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
 INTERPRETER = re.compile(r"(python[\d.]*t?|(ba)?sh[\d.]*)$")
@@ -126,23 +132,45 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
                 )
 
 
-def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Of some parameters, those that no word names and that no Python file among the words, nor
-    what it imports from beside it, can read by itself; none if that is not known.
+def unseen(
+    programs: Sequence[Sequence[str]],
+    names: Collection[str],
+    directory: str | None = None,
+    setup: str = "",
+) -> list[str]:
+    """Of some parameters, those that nothing hands to any of the programs, and that none of these
+    can read by itself; none if that is not known.
+
+    Args:
+        programs: the words of each.
+        directory: where they start, as of `files_of`.
+        setup: lines of bash before them.
     """
+    words = itertools.chain(*programs, [directory or ""])
     named = {found[2] for word in words for found in NAME.finditer(word)}
     missing = [name for name in names if name not in named]
-    if not missing:
-        return []
-    files = [Path(word.removeprefix(HERE)) for word in words]
-    texts: list[str] = []
+    reads = missing and (
+        READS.search(setup) or any(may_read(program, directory) for program in programs)
+    )
+    return [] if reads else missing
+
+
+def may_read(words: Sequence[str], directory: str | None) -> bool:
+    """Whether a program may read its parameters by itself: unless it is Python in files, and no
+    word or script among these, nor what a file imports from beside it, shows how.
+    """
+    texts = [*words]
+    files = [Path(path).resolve() for path in code_of(words, directory)]
     try:
-        for file in (each for each in files if each.suffix == ".py" and each.is_file()):
-            texts += local_sources(file.resolve(), other_python=True).values()
-    except Refusal:
-        return []
-    known = texts and not any("parameters" in text.lower() for text in texts)
-    return missing if known else []
+        for file in files:
+            if file.suffix == ".py":
+                texts += local_sources(file, other_python=True).values()
+            elif file.suffix in SCRIPTS or has_interpreter(str(file)):
+                texts.append(file.read_text(errors="replace"))
+    except (Refusal, OSError):
+        return True
+    known = any(file.suffix == ".py" for file in files)
+    return not known or any(READS.search(text) for text in texts)
 
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -191,7 +219,7 @@ def files_of(words: Sequence[str], directory: str | None) -> list[str]:
     files that it writes, Python, what can be executed, and what an interpreter is given.
     """
     found: list[str] = []
-    for before, word in pairwise(["", *words]):
+    for before, word in itertools.pairwise(["", *words]):
         path = place_of(word, directory)
         from_here = path == word.removeprefix(HERE)
         if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
