@@ -668,15 +668,30 @@ def test_only_names_in_braces_are_replaced(word: str, wanted: str) -> None:
         filled(["{data}"], {"data": None})
 
 
-def test_a_parameter_that_does_not_reach_the_program_is_seen(tmp_path: Path) -> None:
-    file, beside = tmp_path / "train.py", tmp_path / "settings.py"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import launched\nseed = launched.parameters()['seed']\n",
+        "from launched import (\n    parameters,\n)\n",
+        "import os, launched as l\nseed = l.parameters()['seed']\n",
+        "import os\npath = os.environ['LAUNCH_PARAMETERS']\n",
+    ],
+)
+def test_a_parameter_that_does_not_reach_the_program_is_seen(tmp_path: Path, text: str) -> None:
+    file, beside, shell = (tmp_path / name for name in ("train.py", "settings.py", "run.sh"))
     words = ["{python}", str(file), "--lr={lr}"]
     file.write_text("import settings\n")
-    beside.write_text("")
-    assert unseen(words, ["lr", "seed"]) == ["seed"]
-    beside.write_text("import launched\nseed = launched.parameters()['seed']\n")
-    assert unseen(words, ["lr", "seed"]) == []
-    assert unseen(["sh", "-c", "x"], ["lr"]) == []
+    # What nearly every PyTorch program has.
+    beside.write_text("import launched\noptimizer = SGD(model.parameters(), lr)\n")
+    assert unseen([words], ["lr", "seed"]) == ["seed"]
+    assert unseen([words], ["lr", "seed"], directory="{state}/{seed}") == []
+    assert unseen([words, ["{python}", "e.py", "{seed}"]], ["lr", "seed"]) == []
+    assert unseen([words], ["seed"], setup="export SEED=$(jq .seed $LAUNCH_PARAMETERS)") == []
+    assert unseen([["sh", "-c", "x"]], ["lr"]) == []
+    shell.write_text('"$@" --seed $(jq .seed $LAUNCH_PARAMETERS)')
+    assert unseen([["bash", str(shell), *words]], ["seed"]) == []
+    beside.write_text(text)
+    assert unseen([words], ["lr", "seed"]) == []
 
 
 def program(**keys: object) -> Experiment:
@@ -728,6 +743,49 @@ def test_what_would_be_lost_is_refused(keys: dict, line: str) -> None:
     with pytest.raises(Refusal) as refused:
         program(program="t.py", **keys)
     assert line in str(refused.value)
+
+
+@pytest.mark.parametrize("where", ["runs", "search", "table"])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("launcher", "{}.launcher: is no axis; give it beside program, or one value in parameters"),
+        ("timeout", "{}.timeout: is no axis; give it beside program"),
+        ("arguments", "{}.arguments: is no axis; give it beside program"),
+        ("node", "{}.node: did you mean nodes? If not, name {{node}} in arguments, or give one"),
+        ("gpus", "{}.gpus: did you mean nproc_per_node?"),
+        ("launchr", "{}.launchr: did you mean launcher?"),
+        ("release", ""),
+        ("lr", ""),
+    ],
+)
+def test_what_varies_together_is_no_other_key_of_ours(
+    tmp_path: Path, where: str, name: str, line: str
+) -> None:
+    (tmp_path / "runs.csv").write_text(f"{name}\n1\n2\n")
+    rows = {"runs": {"runs": [{name: 1}, {name: 2}]}, "table": {"runs": "runs.csv"},
+            "search": {"search": {"runs": 2, name: [1, 2]}}}[where]  # fmt: skip
+    given = {"experiment": "test", "program": "t.py"} | rows
+    word = {"arguments": [f"--x={{{name}}}"]}
+    for more, taken in (
+        ({}, not line),
+        # An own parameter that is nearly a key is told apart by a word, any by `parameters`.
+        (word, "no axis" not in line),
+        ({"parameters": {name: 3}}, True),
+        (word | {"parameters": {name: 3}}, True),
+    ):
+        if taken:
+            found = Experiment.from_files(given | more, [tmp_path])
+            assert {str(run.parameters[name]) for run in found.runs.values()} == {"1", "2"}
+            continue
+        with pytest.raises(Refusal) as refused:
+            Experiment.from_files(given | more, [tmp_path])
+        kind = "search" if where == "search" else "runs"
+        assert str(refused.value).startswith(f"config: {line.format(kind)}")
+        assert len(str(refused.value)) <= 200
+    # Results of an earlier version can be read.
+    if where == "runs":
+        assert Experiment.from_config(given, reading=True).runs
 
 
 def test_texts_that_name_something_stay_texts(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ REFUSED = {
     ),
     'command: ["{python}", -m]': "{python} is given neither a file nor a module; name one",
     'command: ["{python}", ""]': "{python} is given neither a file nor a module; name one",
+    "program: torch.distributed.run\narguments: [p.py]\nnodes: 2": (
+        "config: program: torch.distributed.run would start ranks of its own in each of 2 processes"
+    ),
     "command: []": "config: command: [] is too short; give at least one value",
     f"command: [ls]\narguments: {[0] * 1001}": "is too long; the most is 1000",
     "program: p.py\nenvironment: {}": (
@@ -153,6 +156,57 @@ def test_what_cannot_start_is_refused_in_one_line(
     assert REFUSED[keys] in said
     assert len(said) <= 200
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("[torchrun, --nproc_per_node=2, p.py]", "torchrun"),
+        ("[env, X=1, uv, run, --no-sync, /opt/bin/torchrun, p.py]", "torchrun"),
+        ("[accelerate, launch, --num_processes, 2, p.py]", "accelerate launch"),
+        ("[accelerate-launch, p.py]", "accelerate-launch"),
+        ("['{python}', -u, -m, torch.distributed.run, p.py]", "torch.distributed.run"),
+        ("[python3, -m, torch.distributed.launch, p.py]", "torch.distributed.launch"),
+        ("[python, -m, accelerate.commands.launch, p.py]", "accelerate.commands.launch"),
+        ("[python, /opt/bin/torchrun, p.py]", "torchrun"),
+        ("[deepspeed, p.py]", "deepspeed"),
+        ("[mpirun, -np, 2, ./solver]", "mpirun"),
+        ("[mpiexec.hydra, ./solver]", "mpiexec.hydra"),
+        ("[srun, python, p.py]", "srun"),
+        ("[bash, -lc, 'source x && exec torchrun p.py', p.py]", "torchrun"),
+        # Told of the nodes.
+        ("[torchrun, '--nnodes=2', '--node_rank={rank}', p.py]", ""),
+        ("[torchrun, --rdzv-backend, c10d, p.py]", ""),
+        ("[accelerate, launch, --machine_rank, '{rank}', p.py]", ""),
+        ("[bash, -c, 'torchrun --node-rank $LAUNCH_NODE_RANK p.py']", ""),
+        # None of them.
+        ("[accelerate, config]", ""),
+        ("['{python}', p.py, --launcher, torchrun]", ""),
+        ("['{python}', -m, accelerate_my.launch]", ""),
+        ("[bash, -c, 'echo torchrun']", ""),
+        ("[bash, p.py, torchrun]", ""),
+    ],
+)
+def test_a_command_that_starts_ranks_is_for_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    path = Path("e.yaml")
+    for size in ("nodes: 2", "nodes: [1, 2]", "nproc_per_node: 2"):
+        path.write_text(f"experiment: e\ncommand: {words}\n{size}\n")
+        if not name:
+            check(path)
+            continue
+        with pytest.raises(Refusal) as refused:
+            check(path)
+        said = str(refused.value)
+        assert said.startswith(f"config: command: {name} would start ranks of its own in each of 2")
+        own = "program: p.py" if "p.py]" in words else "the command without it"
+        assert said.endswith(f"the workflow starts them: give {own}, and nproc_per_node")
+        assert len(said) <= 200
+    path.write_text(f"experiment: e\ncommand: {words}\n")
+    check(path)
 
 
 @pytest.mark.parametrize(
@@ -418,3 +472,29 @@ def test_numbers_of_an_evaluation_that_was_edited_meanwhile_are_not_published(
     if known:
         done = program("publish", f"--evaluation={'0' * 64}", "--output", run)
         assert (done.returncode, line in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ("parameters: {lr: [0.5]}", "{lr}"),
+        ("parameters: {lr: [0.1, 0.2], wd: 0.01}\narguments: ['{lr}']", "{wd}"),
+        ("runs: [{lr: 0.1, wd: 1}, {lr: 0.2, wd: 1}]\narguments: ['{lr}']", "{wd}"),
+        ("seed: [0, 1]\nnodes: [1, 2]", "{seed}"),
+        ("seed: 1\nparameters: {lr: [0.1, 0.2]}\narguments: ['{lr}']", ""),
+        ("parameters: {size: 3}\nevaluate: [p.py, '{size}']", ""),
+        ("parameters: {size: 3}\ndirectory: '{size}'", ""),
+    ],
+)
+def test_a_parameter_that_changes_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str, names: str
+) -> None:
+    (tmp_path / "p.py").write_text("optimizer = SGD(model.parameters(), 0.1)\n")
+    path = tmp_path / "e.yaml"
+    path.write_text(f"experiment: e\nprogram: p.py\n{keys}\n")
+    session = Session.__new__(Session)
+    session.experiment = Experiment.from_files(read_config(path), [tmp_path])
+    session.tell_unseen_parameters()
+    told = f"warning: no argument has {names}, and the program does not read" if names else ""
+    said = capsys.readouterr().err
+    assert said.startswith(told) if told else not said

@@ -206,7 +206,9 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         package = "to start a package, use --output FOLDER -- {python} -m PACKAGE"
         parser.error(f"{args.program[0]} is no program; {package}")
     if not args.output and is_command(args.program[0]):
-        here = "name the file of a Python program, or use --output FOLDER for any command"
+        here = "name the file of a Python program"
+        if not command.launcher_of(args.program):
+            here += ", or use --output FOLDER for any command"
         parser.error(f"{args.program[0]} is a command: {here}")
     return args
 
@@ -298,6 +300,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             check_again(args, job)
             return
         args.nodes = len(job.hosts)
+    if args.output:
+        processes = args.nodes * args.nproc_per_node
+        command.refuse_launcher(args.program, processes, "{python} ")
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     with gpus_for(args, scheduler, geometry) as gpus:

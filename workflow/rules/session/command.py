@@ -92,7 +92,7 @@ class Session:
             known = self.inputs.facts_of(user_data.name) | self.inputs.groups_of(user_data.name)
             self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
-        self.tell_unseen_axes()
+        self.tell_unseen_parameters()
         self.tell_unhashed()
         self.finished.tell_other_packages()
         if reason := why_no_commit():
@@ -117,15 +117,22 @@ class Session:
                 results.read_about(about, results.form_of(self.experiment.runs[name]))
                 yield str(about)
 
-    def tell_unseen_axes(self) -> None:
-        """Warn of what varies and does not reach the program: its runs would be repetitions."""
-        varying = [key for key, values in self.experiment.axes.items()
+    def tell_unseen_parameters(self) -> None:
+        """Warn of parameters that reach no program: their columns in tables would be wrong."""
+        experiment = self.experiment
+        if experiment.built_in:
+            return
+        varying = [key for key, values in experiment.axes.items()
                    if len(values) > 1 and key not in (*GEOMETRY, "dataset")]  # fmt: skip
-        words = next(iter(self.experiment.runs.values())).command
-        if not self.experiment.built_in and (unseen := command.unseen(words, varying)):
-            names = ", ".join(f"{{{name}}}" for name in unseen)
-            tell(f"warning: no argument has {names}, and the program does not read its parameters "
-                 "itself: these runs differ in their names only")  # fmt: skip
+        first = next(iter(experiment.runs.values()))
+        own = [key for key in first.parameters if key not in experiment.keys.of_run]
+        programs = [words for words in (first.command, experiment.evaluation) if words]
+        names = dict.fromkeys([*varying, *own])
+        directory, setup = experiment.config["directory"], experiment.environment.setup
+        if unseen := command.unseen(programs, names, directory, setup):
+            listed = ", ".join(f"{{{name}}}" for name in unseen)
+            tell(f"warning: no argument has {listed}, and the program does not read its parameters "
+                 "itself (LAUNCH_PARAMETERS): another value changes nothing")  # fmt: skip
 
     def tell_unhashed(self) -> None:
         """Warn of installed modules that no hash covers, if a command names nothing else."""

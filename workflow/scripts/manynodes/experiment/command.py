@@ -2,16 +2,16 @@
 
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, one_line
 from manynodes.base.reading import file_sha256, is_file
 from manynodes.base.sources import local_sources, sources_sha256
 
@@ -19,9 +19,26 @@ from manynodes.base.sources import local_sources, sources_sha256
 FOLDERS = ("data", "files", "results", "state", "here", "python")
 OF_EVALUATION = ("outputs", *FOLDERS)
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
+# How a program reads its parameters by itself. A network has `.parameters()` too.
+READS = re.compile(
+    r"LAUNCH_PARAMETERS|\blaunched\s*\.\s*parameters\b"
+    r"|\bfrom\s+launched\s+import\s+(\([^)]*|[^\n]*)(\bparameters\b|\*)"
+    r"|\blaunched\s+as\s+(?P<name>\w+)\b[\s\S]*\b(?P=name)\s*\.\s*parameters\b"
+)
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
 INTERPRETER = re.compile(r"(python[\d.]*t?|(ba)?sh[\d.]*)$")
+# What may stand before the program of a command, and programs that start ranks by themselves, alone
+# or behind `python -m`.
+IN_FRONT = re.compile(r"env|exec|nohup|time|uv|run|-.*|\w+=.*", re.DOTALL)
+LAUNCHER = re.compile(
+    r"(torchrun|torch\.distributed\.(run|launch)|accelerate(\.\S*)?[ .-]launch|"
+    r"deepspeed(\.launcher\S*)?|mpirun|mpiexec(\.hydra)?|srun)(?= |$)"
+)
+# In the words of one that is told of the nodes.
+OF_NODES = re.compile(
+    r"nnodes|node[_-]rank|num[_-]machines|machine[_-]rank|rdzv|\{rank\}", re.IGNORECASE
+)
 SCRIPTS = (".py", ".sh", ".R", ".jl", ".pl", ".lua", ".m")
 HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
@@ -98,6 +115,44 @@ def name_of(words: Sequence[str]) -> str:
     return module or name.strip("{}").lstrip("-") or "program"
 
 
+def launcher_of(words: Sequence[str]) -> str:
+    """The program of a command if it starts ranks by itself, such as torchrun; otherwise empty."""
+    rest = list(itertools.dropwhile(IN_FRONT.fullmatch, words))
+    first = Path(rest[0]).name if rest else ""
+    if first == PYTHON or INTERPRETER.match(first):
+        # Its file, the module behind -m, or the text behind -c.
+        rest = list(itertools.dropwhile(lambda word: word[:1] == "-", rest[1:]))
+        if rest and "sh" in first:
+            parts = [launcher_of(part.split()) for part in re.split(r"[;&|\n]+", rest[0])]
+            return next(filter(None, parts), "")
+    found = LAUNCHER.match(" ".join([Path(word).name for word in rest[:2]]))
+    return found[0] if found else ""
+
+
+def refuse_launcher(words: Sequence[str], processes: int, python: str) -> None:
+    """Refuse a command that would start ranks by itself in each of several processes, unless it is
+    told of the nodes: they would all train alone, each with a rank 0 that writes the results.
+
+    Args:
+        processes: that start the command, of all nodes.
+        python: how the remedy names the Python file, such as `program: `.
+
+    Raises:
+        Refusal: naming what starts the ranks.
+    """
+    launcher = launcher_of(words)
+    if processes == 1 or not launcher or OF_NODES.search(" ".join(words)):
+        return
+    # Not the text behind -c.
+    files = [word for word in words if word.endswith(".py") and " " not in word]
+    file = Path(files[0]).name if files else ""
+    remedy = f"{python}{one_line(file, 40)}" if file else "the command without it"
+    raise Refusal(
+        f"{launcher} would start ranks of its own in each of {processes} processes; the workflow "
+        f"starts them: give {remedy}, and nproc_per_node"
+    )
+
+
 def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str]) -> None:
     """Refuse `{name}` that stands for nothing.
 
@@ -126,23 +181,45 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
                 )
 
 
-def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Of some parameters, those that no word names and that no Python file among the words, nor
-    what it imports from beside it, can read by itself; none if that is not known.
+def unseen(
+    programs: Sequence[Sequence[str]],
+    names: Collection[str],
+    directory: str | None = None,
+    setup: str = "",
+) -> list[str]:
+    """Of some parameters, those that nothing hands to any of the programs, and that none of these
+    can read by itself; none if that is not known.
+
+    Args:
+        programs: the words of each.
+        directory: where they start, as of `files_of`.
+        setup: lines of bash before them.
     """
+    words = itertools.chain(*programs, [directory or ""])
     named = {found[2] for word in words for found in NAME.finditer(word)}
     missing = [name for name in names if name not in named]
-    if not missing:
-        return []
-    files = [Path(word.removeprefix(HERE)) for word in words]
-    texts: list[str] = []
+    reads = missing and (
+        READS.search(setup) or any(may_read(program, directory) for program in programs)
+    )
+    return [] if reads else missing
+
+
+def may_read(words: Sequence[str], directory: str | None) -> bool:
+    """Whether a program may read its parameters by itself: unless it is Python in files, and no
+    word or script among these, nor what a file imports from beside it, shows how.
+    """
+    texts = [*words]
+    files = [Path(path).resolve() for path in code_of(words, directory)]
     try:
-        for file in (each for each in files if each.suffix == ".py" and each.is_file()):
-            texts += local_sources(file.resolve(), other_python=True).values()
-    except Refusal:
-        return []
-    known = texts and not any("parameters" in text.lower() for text in texts)
-    return missing if known else []
+        for file in files:
+            if file.suffix == ".py":
+                texts += local_sources(file, other_python=True).values()
+            elif file.suffix in SCRIPTS or has_interpreter(str(file)):
+                texts.append(file.read_text(errors="replace"))
+    except (Refusal, OSError):
+        return True
+    known = any(file.suffix == ".py" for file in files)
+    return not known or any(READS.search(text) for text in texts)
 
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -191,7 +268,7 @@ def files_of(words: Sequence[str], directory: str | None) -> list[str]:
     files that it writes, Python, what can be executed, and what an interpreter is given.
     """
     found: list[str] = []
-    for before, word in pairwise(["", *words]):
+    for before, word in itertools.pairwise(["", *words]):
         path = place_of(word, directory)
         from_here = path == word.removeprefix(HERE)
         if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):

@@ -205,6 +205,8 @@ class Experiment:
         keys = keys_of(config)
         resolved = keys.validate(config)
         refuse_bad_names(resolved, keys)
+        if not reading:
+            keys.refuse_no_axes("runs", set().union(*resolved["runs"]), resolved)
         refuse_bad_outputs(resolved)
         refuse_bad_places(resolved)
         refuse_bad_files(resolved)

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -19,6 +19,7 @@ import yaml
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.reading import SCHEMAS, read_own_yaml
 from manynodes.data.datasets import DATASETS
+from manynodes.experiment import command
 from manynodes.experiment.declaration import BUILT_IN, Declaration, built_in, declaration_of
 from manynodes.experiment.file import DEEPEST
 
@@ -51,6 +52,7 @@ USUAL = {
     "data": "dataset",
 }
 CLOSE = 0.7  # of difflib: class_weights is not initial_weights
+CLOSER = 0.82  # where any other name is allowed: release is not replace, nor modes nodes
 # Text that stands for a value of another type.
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
@@ -222,6 +224,35 @@ class Keys:
             raise Refusal(
                 "config: parameters: the program declares its own; give them beside program"
             )
+
+    def refuse_no_axes(self, where: str, names: Collection[Any], config: Mapping[str, Any]) -> None:
+        """Refuse names beside the axes that are not meant as parameters of a program that declares
+        none: other keys of ours, and what is nearly a key and is used nowhere else.
+
+        Args:
+            where: the names stand, `runs` or `search`.
+
+        Raises:
+            Refusal: naming it.
+        """
+        parameters = config.get("parameters")
+        others = {*names} - {*self.axes, *(parameters if isinstance(parameters, dict) else {})}
+        if self.declared or not others:
+            return
+        words = [config.get(key) for key in ("command", "arguments", "directory", "evaluate")]
+        named = {found[2] for found in command.NAME.finditer(str(words))}
+        for name in sorted(map(str, others)):
+            if name in self.properties:
+                raise Refusal(
+                    f"config: {where}.{name}: is no axis; give it beside program, or one value in "
+                    "parameters too if the program has one of this name"
+                )
+            near = near_key(name, [*self.axes, *self.site], CLOSER)
+            if near and name not in named:
+                raise Refusal(
+                    f"config: {where}.{name}: did you mean {near}? If not, name {{{name}}} in "
+                    "arguments, or give one value in parameters too"
+                )
 
     def with_numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of keys, with numbers in the type of their key."""
@@ -542,12 +573,18 @@ def unknown_key_line(key: str, value: Mapping[str, Any], schema: Mapping[str, An
         for name in value
         if name not in known and not any(re.search(each, str(name)) for each in patterns)
     )
-    usual = [key for key in (USUAL.get(unknown),) if key in known]
-    near = usual or difflib.get_close_matches(unknown, known, n=1, cutoff=CLOSE)
+    near = near_key(unknown, known)
     path = f"{key}.{unknown}" if key else unknown
     others = "the keys are in config/README.md" if known else "leave it out"
-    hint = f"did you mean {near[0]}?" if near else others
+    hint = f"did you mean {near}?" if near else others
     return f"config: {path}: unknown key; {hint}"
+
+
+def near_key(unknown: str, known: Sequence[str], cutoff: float = CLOSE) -> str | None:
+    """The key that is meant by an unknown name, if one is near."""
+    if (usual := USUAL.get(unknown)) in known:
+        return usual
+    return next(iter(difflib.get_close_matches(unknown, known, n=1, cutoff=cutoff)), None)
 
 
 def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """Refuse what a configuration names and what is not there, before any job."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, shown
@@ -81,17 +82,29 @@ def initial_of(run: Run, folder: Path) -> str:
 
 
 def refuse_missing_program(experiment: Experiment) -> None:
-    """Refuse a program that is not there or is no Python, and a missing directory."""
+    """Refuse a program that is not there or is no Python, a missing directory, and a command that
+    starts ranks beside ours.
+    """
     experiment.environment.refuse_missing()
     refuse_unknown_program(experiment)
+    most = max(run.world_size for run in experiment.runs.values())
+    with named("command" if experiment.config["command"] else "program"):
+        command.refuse_launcher(command.command(experiment.config), most, "program: ")
     directory = experiment.config["directory"]
     if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")
     for key, of_sources in (("program", "sources_sha256"), ("evaluate", "evaluation_sha256")):
-        try:
+        with named(key):
             getattr(experiment, of_sources)
-        except Refusal as refusal:
-            raise Refusal(f"config: {key}: {refusal}") from None
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """Put the key before what is refused."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(f"config: {key}: {refusal}") from None
 
 
 def refuse_unknown_program(experiment: Experiment) -> None:

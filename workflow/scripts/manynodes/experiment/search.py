@@ -40,6 +40,7 @@ def with_search(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) 
         raise Refusal(f"config: search: {shown(given)} is no mapping; give runs and {SHAPE}")
     if config.get("runs"):
         raise Refusal("config: search: runs is given too; keep one of them")
+    keys.refuse_no_axes("search", given.keys() - {*OWN}, config)
     parameters = config.get("parameters")
     values = dict(config) | (parameters if isinstance(parameters, dict) else {})
     for key in given:
