@@ -104,6 +104,16 @@ def test_the_colours_of_an_error_are_not_told(tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr.splitlines()[-1]
 
 
+def test_a_long_error_is_told_with_its_name_and_its_end(tmp_path: Path) -> None:
+    """As of `load_state_dict`, which names every key."""
+    script = tmp_path / "long.py"
+    script.write_text("raise RuntimeError('Missing: ' + 'key ' * 4000 + 'the last')\n")
+    done = program("launch", "--output", tmp_path / "run", "--", "{python}", script)
+    assert done.returncode == 1
+    assert "RuntimeError: Missing: key " in done.stderr.splitlines()[-1]
+    assert " the last" in done.stderr.splitlines()[-1]
+
+
 def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
     program = Program(tmp_path, nodes=2, text=f"""
         {RANK}
