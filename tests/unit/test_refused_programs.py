@@ -37,6 +37,16 @@ REFUSED = {
     "program: p.py\narguments: --lr {lr} --name 'a b' --x 007": (
         'is not a list; write [--lr, "{lr}", --name, "a b", --x, "007"]'
     ),
+    "program: p.py\narguments: [--lr, {lr}]": 'is not text or a number; write "{lr}"',
+    "program: p.py\nparameters: {x: [a, ä, b, ö]}": (
+        'config: x: "ä" and "ö" would have folders of one name; write one of them in another way'
+    ),
+    "program: 'x{y}/p.py'": (
+        'config: program: "x{y}/p.py": what is in braces would be filled in; rename it, or work in'
+    ),
+    "command: [bash, 'x{y}/p.py']": 'config: command: "x{y}/p.py": what is in braces would be',
+    "program: p.py\nevaluate: ['x{y}/p.py', 1]": 'config: evaluate: "x{y}/p.py": what is in',
+    "program: p.py\ndirectory: 'x{y}'": 'config: directory: "x{y}": what is in braces would be',
     "program: p.py\noutputs: 5": "config: outputs: 5 is not a list",
     "program: p.py\noutputs: [../x]": 'config: outputs: "../x" is not a path inside',
     "program: p.py\nparameters: {nodes: 2}": "config: parameters.nodes: has a meaning",
@@ -138,6 +148,8 @@ def test_what_cannot_start_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("p.py").touch()
+    Path("x{y}").mkdir()
+    Path("x{y}/p.py").touch()
     Path("bad.py").write_text("def (:\n")
     Path("ends.py").write_text("raise SystemExit(0)\n")
     Path("plain.sh").write_text("#!/bin/bash\n")
