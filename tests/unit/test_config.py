@@ -25,7 +25,7 @@ from manynodes.experiment.keys import keys_of
 from manynodes.experiment.paths import with_paths
 from manynodes.experiment.table import with_table
 from manynodes.launching.plan import launcher_names
-from programs import ROOT
+from programs import ABOUT, ROOT
 
 BUILT_IN = keys_of({})
 
@@ -553,6 +553,20 @@ def test_runs_that_contradict_each_other_are_refused(given: dict, line: str) -> 
         Experiment.from_config({"experiment": "test"} | given)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("nodes;seed\n1;0\n", 'has ";" between its columns, and no comma; write commas'),
+        ("nodes;seed\n1,5;0\n", 'has ";" between its columns, and no comma; write commas'),
+        ("# mine\nnodes,seed\n1,0\n", "row 2 has 2 cells, not 1 as the first line, which names"),
+    ],
+)
+def test_a_file_of_runs_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    with pytest.raises(Refusal, match=line):
+        with_table({"experiment": "test", "runs": str(tmp_path / "runs.csv")}, [], BUILT_IN)
+
+
 def test_with_a_batch_per_process_batch_and_learning_rate_follow_the_geometry() -> None:
     config = {"experiment": "test", "batch_per_process": 100, "nodes": [1, 4], "learning_rate": 0.5}
     for rule, rates in (("none", [0.5, 0.5]), ("linear", [0.5, 2]), ("square_root", [0.5, 1])):
@@ -849,10 +863,12 @@ def test_a_file_that_no_user_would_write_is_refused_at_once_and_in_one_line(
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "run.json").write_text(json.dumps(ABOUT))
     for name, said in (
         ("missing", "is not there; give the path"),
         (".", "is a folder; give the path"),
         ("pipe", "is not a regular file"),
+        ("run.json", "is what a run has left, no experiment's file; a target comes before"),
     ):
         with pytest.raises(Refusal, match=said):
             read_config(tmp_path / name)

@@ -313,6 +313,19 @@ def test_two_runs_are_compared_image_by_image(tmp_path: Path) -> None:
     )
 
 
+def test_runs_of_a_user_s_program_are_compared_by_their_experiments(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("a/lr~1", "a/lr~2", "b/lr~1")]
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "run.json").touch()
+        (run / "environment.json").touch()
+    done = said(runs[0], runs[2])
+    assert done.returncode == 1
+    assert "a/lr~1 is of your own program; compare the experiments: " in done.stderr
+    line = "a/lr~1 is of your own program; its numbers and the other's are in "
+    assert line in said(*runs[:2]).stderr
+
+
 def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
     before = evaluated(tmp_path / "a", [True] * 3)
     older = evaluated(tmp_path / "older", [True] * 3)
@@ -321,7 +334,7 @@ def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
     (older / "evaluation.json").write_text(json.dumps(evaluation))
     (tmp_path / "program").mkdir()
     (tmp_path / "program/run.json").touch()
-    (tmp_path / "program/evaluated.json").touch()
+    (tmp_path / "program/environment.json").touch()
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained/run.json").touch()
     again = "run snakemake for its experiment again"
@@ -330,7 +343,7 @@ def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
         (evaluated(tmp_path / "fold", [True] * 3, skipped=1), "compare runs on one data set"),
         (evaluated(tmp_path / "labels", [True] * 3, first=1), "compare runs on one data set"),
         (older, f"older has no predictions.csv; {again}"),
-        (tmp_path / "program", "only runs of the classifier have predictions"),
+        (tmp_path / "program", "/summary.csv"),
         (tmp_path / "trained", f"trained has no predictions.csv; {again}"),
     ):
         done = said(before, after)

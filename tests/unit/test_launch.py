@@ -362,6 +362,7 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (["--nodes", "0", "--", "x.py"], "argument --nodes: 0 is not a whole number of at least 1"),
+    (["--output", "", "--", "x.py"], "argument --output: the name is empty; give one"),
     (["--nodes", "two", "--", "x.py"], "argument --nodes: two is not a whole number of at least 1"),
     (["--launcher", "mpirun", "--", "x.py"], "argument --launcher: invalid choice: 'mpirun'"),
     (["--nodes", "2", "x.py", "--timeout", "30"], "put -- before the program"),

@@ -104,6 +104,25 @@ def test_the_colours_of_an_error_are_not_told(tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr.splitlines()[-1]
 
 
+def test_a_long_error_is_told_with_its_name_and_its_end(tmp_path: Path) -> None:
+    """As of `load_state_dict`, which names every key."""
+    script = tmp_path / "long.py"
+    script.write_text("raise RuntimeError('Missing: ' + 'key ' * 4000 + 'the last')\n")
+    done = program("launch", "--output", tmp_path / "run", "--", "{python}", script)
+    assert done.returncode == 1
+    assert "RuntimeError: Missing: key " in done.stderr.splitlines()[-1]
+    assert " the last" in done.stderr.splitlines()[-1]
+
+
+def test_a_folder_to_start_in_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "one.py").touch()
+    where = ["--output", tmp_path / "run", "--directory", tmp_path / "nosuch"]
+    done = program("launch", *where, "--", "{python}", tmp_path / "one.py")
+    assert done.returncode == 1
+    line = f"{tmp_path}/nosuch is no folder; correct directory (launch alone: --directory)"
+    assert line in done.stderr.splitlines()[-1]
+
+
 def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
     program = Program(tmp_path, nodes=2, text=f"""
         {RANK}
@@ -455,9 +474,12 @@ def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: P
     other.write_text("open('other', 'w').close()\n")
     launch = ["launch", "--output", tmp_path / "run", "--launcher", "none", "--", "{python}"]
     assert program(*launch, one).returncode == 0
-    assert "the program has ended before" in program(*launch, one).stderr
+    said = program(*launch, one).stderr
+    assert "the program has ended before" in said
+    assert "with --resume fresh it starts over" in said
     done = program(*launch, other)
     assert done.returncode == 1
+    assert "or add --resume anyway or fresh" in done.stderr
     # Long paths leave no room for what it was.
     assert re.search(r"is of another run: command (was|changed)", done.stderr)
     one.write_text("raise ValueError\n")

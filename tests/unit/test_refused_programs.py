@@ -7,6 +7,7 @@ import os
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,16 @@ REFUSED = {
     "program: p.py\narguments: --lr {lr} --name 'a b' --x 007": (
         'is not a list; write [--lr, "{lr}", --name, "a b", --x, "007"]'
     ),
+    "program: p.py\narguments: [--lr, {lr}]": 'is not text or a number; write "{lr}"',
+    "program: p.py\nparameters: {x: [a, ä, b, ö]}": (
+        'config: x: "ä" and "ö" would have folders of one name; write one of them in another way'
+    ),
+    "program: 'x{y}/p.py'": (
+        'config: program: "x{y}/p.py": what is in braces would be filled in; rename it, or work in'
+    ),
+    "command: [bash, 'x{y}/p.py']": 'config: command: "x{y}/p.py": what is in braces would be',
+    "program: p.py\nevaluate: ['x{y}/p.py', 1]": 'config: evaluate: "x{y}/p.py": what is in',
+    "program: p.py\ndirectory: 'x{y}'": 'config: directory: "x{y}": what is in braces would be',
     "program: p.py\noutputs: 5": "config: outputs: 5 is not a list",
     "program: p.py\noutputs: [../x]": 'config: outputs: "../x" is not a path inside',
     "program: p.py\nparameters: {nodes: 2}": "config: parameters.nodes: has a meaning",
@@ -142,6 +153,8 @@ def test_what_cannot_start_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("p.py").touch()
+    Path("x{y}").mkdir()
+    Path("x{y}/p.py").touch()
     Path("bad.py").write_text("def (:\n")
     Path("ends.py").write_text("raise SystemExit(0)\n")
     Path("plain.sh").write_text("#!/bin/bash\n")
@@ -272,16 +285,16 @@ def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -
 
 
 def write_finished(runs: FinishedRuns, sources: str) -> None:
-    """run.json of the only run."""
-    ((name, run),) = runs.experiment.runs.items()
-    about = {
-        "config": run.values, "git": {"commit": None, "dirty": None}, "files": {},
-        "sources_sha256": sources, "data_sha256": None,
-        "files_sha256": None, "versions": {}, "attempts": [{}], "incidents": [],
-        "started": "", "ended": "", "seconds": 0, "directory": None, "outputs": [],
-    }  # fmt: skip
-    (runs.results / name).mkdir(parents=True)
-    (runs.results / name / "run.json").write_text(json.dumps(about))
+    """run.json of every run."""
+    for name, run in runs.experiment.runs.items():
+        about = {
+            "config": run.values, "git": {"commit": None, "dirty": None}, "files": {},
+            "sources_sha256": sources, "data_sha256": None,
+            "files_sha256": None, "versions": {}, "attempts": [{}], "incidents": [],
+            "started": "", "ended": "", "seconds": 0, "directory": None, "outputs": [],
+        }  # fmt: skip
+        (runs.results / name).mkdir(parents=True)
+        (runs.results / name / "run.json").write_text(json.dumps(about))
 
 
 def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypatch) -> None:
@@ -310,6 +323,39 @@ def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypat
     (packages / "mine-1.dist-info/METADATA").write_text("Name: mine\nVersion: 1\n")
     changed = {name: "p or its environment has changed"}
     assert [finished(each).replaced([name]) for each in given] == [changed, {}, changed]
+
+
+def test_by_what_numbers_were_read_makes_a_finished_run_another_if_asked(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """And no run of a version that has not noted it."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    config = {"experiment": "e", "program": "p.py", "parameters": {"lr": [1, 2]}}
+
+    def finished(**keys: Any) -> FinishedRuns:
+        experiment = Experiment.from_config(config | keys)
+        return FinishedRuns(experiment, Path("results/e"), Inputs(experiment, Path("results/e")))
+
+    runs = finished()
+    write_finished(runs, runs.experiment.sources_sha256)
+    other = {"metrics": {"log": "(?P<epoch>.) (?P<loss>.)"}, "result": "other.json"}
+    assert finished(replace=True, **other).replaced(runs.experiment.runs) == {}
+    finished(**other).tell_other_reads()
+    assert capsys.readouterr().err == ""
+    about = Path("results/e/lr~2/run.json")
+    noted = json.loads(about.read_text()) | {"reads": {"metrics": None, "result": None}}
+    about.write_text(json.dumps(noted))
+    assert finished(replace=True, **other).replaced(runs.experiment.runs) == {
+        "lr~2": "another value of metrics, another value of result"
+    }
+    assert finished(**other).replaced(runs.experiment.runs) == {}
+    finished(**other).tell_other_reads()
+    finished().tell_other_reads()
+    assert capsys.readouterr().err == (
+        "warning: the numbers of lr~2 were read by other metrics and result, and stay so; --config "
+        "replace=true trains them again\n"
+    )
 
 
 def test_a_module_is_looked_for_without_running_its_package(tmp_path, monkeypatch) -> None:

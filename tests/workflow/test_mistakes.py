@@ -25,6 +25,10 @@ MISTAKES = [
         "config: nproc_per_node: 500 processes (1 x 500) on this machine's ",
     ),
     (
+        ["cpus_per_proc=999"],
+        "cpus_per_proc: 1 processes of 999 CPUs need 999, ",
+    ),
+    (
         ["dataset={archive: ~/no-such-file}"],
         "config: dataset.archive: ~/no-such-file is not there, or not a file; give the path",
     ),

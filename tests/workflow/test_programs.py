@@ -256,6 +256,12 @@ def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
     refused = place.snakemake(*example("loop"), "--config", "outputs=[model.pt, metrics.csv]")
     assert refused.returncode != 0
     assert "another value of outputs" in refused.stdout
+    # Its numbers stay as they were read, unless it is to be replaced.
+    said = place.run(*example("loop"), "--config", "metrics=other.csv")
+    assert "Nothing to be done" in said
+    assert "the numbers of lr~0.05, lr~0.1 were read by other metrics, and stay so; " in said
+    jobs = place.jobs(*example("loop"), "--config", "metrics=other.csv", "replace=true")
+    assert jobs["train"] == 2
     source = place.path / EXAMPLES / "evaluate.py"
     source.write_text(source.read_text() + "\n# changed\n")
     assert set(place.jobs(*example("loop"))) == {"evaluate", "aggregate", "all"}

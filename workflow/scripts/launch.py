@@ -48,7 +48,7 @@ from manynodes.checkpointing.replaced import link_or_copy
 from manynodes.experiment import command
 from manynodes.experiment.config import parse_option, refuse_bad_places
 from manynodes.experiment.environments import UserEnvironment
-from manynodes.experiment.job_size import cpus_per_process
+from manynodes.experiment.job_size import MORE_CORES, cpus_per_process
 from manynodes.experiment.keys import Keys
 from manynodes.launching.agents import (
     Output,
@@ -151,14 +151,14 @@ def arguments() -> argparse.Namespace:
     add("--gpus-for-auto", type=positive, default=1, metavar="N",
         help="GPUs that this machine must have for --device auto to use them, if a run beside this "
         "one has more processes (transport local)")  # fmt: skip
-    add("--log", type=Path, metavar="FILE",
+    add("--log", type=path_of, metavar="FILE",
         help="for the output of all processes; beside it failure.json, if they fail")  # fmt: skip
-    add("--rank-logs", type=Path, metavar="FOLDER",
+    add("--rank-logs", type=path_of, metavar="FOLDER",
         help="folder for one log per rank and one of the launcher; if the nodes are several "
         "machines, launch-JOB/ unless given")  # fmt: skip
-    add("--state", type=Path, metavar="FOLDER",
+    add("--state", type=path_of, metavar="FOLDER",
         help="folder of the run's states; refuse if another job owns the run")  # fmt: skip
-    add("--collect", type=Path, metavar="FILE", help="JSON file for the reports of all nodes")
+    add("--collect", type=path_of, metavar="FILE", help="JSON file for the reports of all nodes")
     add("--end-with", type=positive, metavar="PID", help="stop when this process ends")
     add("--restart", action="store_true",
         help="if the program fails after it has saved something new, start it again in the same "
@@ -169,7 +169,7 @@ def arguments() -> argparse.Namespace:
         help="print the environment and command of every node, and start nothing")  # fmt: skip
     add("--scratch", nargs="*", default=[], metavar="FOLDER",
         help="node-local folders to stage in; $NAME is expanded on the node")  # fmt: skip
-    add("--staged-python", type=Path, metavar="FOLDER",
+    add("--staged-python", type=path_of, metavar="FOLDER",
         help="that pack.py has made of the Python that runs this: each node starts with its own "
         "copy, in --scratch")  # fmt: skip
     add("--other-torch", action="store_true",
@@ -227,7 +227,7 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run = parser.add_argument_group(
         "a run", "with an owner, a state, staged inputs and its results in a folder"
     ).add_argument
-    of_run("--output", type=Path, metavar="FOLDER",
+    of_run("--output", type=path_of, metavar="FOLDER",
         help="of the run, with its state and logs; makes this a run")  # fmt: skip
     of_run("--run", default="{}", metavar="JSON", help="the values that decide its result")
     of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
@@ -235,13 +235,13 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run("--code", default="", metavar="SHA256",
         help="of the program's code, and, behind a comma, of all of its files, which it may write "
         "once it has begun; refuse if they are others now")  # fmt: skip
-    of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
-    of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
+    of_run("--data", type=path_of, metavar="FOLDER", help="shared data set, with its manifest")
+    of_run("--files", type=path_of, metavar="FOLDER", help="that collect.py has made")
     of_run("--directory", metavar="FOLDER",
         help="where the program starts; default: its results folder")  # fmt: skip
     of_run("--environment", default="{}", metavar="JSON",
         help="of the program, as in config/README.md")  # fmt: skip
-    of_run("--packed", type=Path, metavar="FOLDER", help="its environment, to be staged")
+    of_run("--packed", type=path_of, metavar="FOLDER", help="its environment, to be staged")
     of_run("--reads", default="{}", metavar="JSON",
         help="metrics and snapshots, as in config/README.md")  # fmt: skip
     of_run("--resume", choices=("exact", "anyway", "fresh"), default="exact",
@@ -273,6 +273,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
+
+
+def path_of(text: str) -> Path:
+    """A path; without a name, as of a variable that is not set, it would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; give one")
+    return Path(text)
 
 
 def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
@@ -748,7 +755,7 @@ def geometry_of(args: argparse.Namespace, scheduler: Scheduler) -> Geometry:
         Refusal: there are too few CPUs.
     """
     if scheduler.shared_cpus:
-        sharing, remedy = args.nproc_per_node * args.nodes, "more --cores"
+        sharing, remedy = args.nproc_per_node * args.nodes, MORE_CORES
         cpus = args.cpus or (args.cpus_per_node or 0) * args.nodes or 1
     else:
         sharing, remedy = args.nproc_per_node, "a larger cpus_per_task"

@@ -43,6 +43,7 @@ from manynodes.programs.user_numbers import (
 )
 from manynodes.reporting.measures import (
     EVALUATED,
+    READ_BY,
     parse_result,
     read_result,
     write_result,
@@ -105,7 +106,9 @@ def main() -> None:
         atomic.write_json(folders.run / ENVIRONMENT, environment)
         write_metrics(folders.run / "metrics.csv", metrics)
         write_result(folders.run / "result.json", result)
-        atomic.write_json(folders.run / "run.json", about(folders, args.outputs, environment))
+        found = about(folders, args.outputs, environment)
+        read_by = {key: reads.get(key) for key in READ_BY}
+        atomic.write_json(folders.run / "run.json", found | {"reads": read_by})
         replaced.forget(folders.run)
 
 

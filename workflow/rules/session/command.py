@@ -25,6 +25,7 @@ from manynodes.experiment import command
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.keys import GEOMETRY
 from manynodes.experiment.missing import refuse_missing
+from manynodes.programs.folders import Folders
 from manynodes.reporting import measures, progress, results
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Watch, parts
@@ -98,6 +99,7 @@ class Session:
         if reason := why_no_commit():
             tell(f"warning: run.json will not say what this checkout has changed: {reason}")
         self.finished.tell_other_program()
+        self.finished.tell_other_reads()
         if changes := self.finished.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
             force(lambda: self.to_replace(list(changes)))
@@ -174,6 +176,9 @@ class Session:
         wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
         trained = sorted(run for rule, run in planned if rule == "train")
         refusals.refuse_few_hosts(self.experiment, trained)
+        # One process takes the results of a program that has ended.
+        begun = [name for name in trained if not Folders(self.results / name).has_ended]
+        refusals.refuse_few_cpus(self.workflow, self.experiment, begun)
         kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
         rules = {rule for rule, _ in planned}
         replaces = self.experiment.config["replace"]

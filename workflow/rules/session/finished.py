@@ -88,7 +88,9 @@ class FinishedRuns:
                 if about[key] != config[key]
             ]
             found += ["other files"] * bool(config["files"] and self.inputs.files_changed)
-            return found
+            # Otherwise they stay as they were published, see `tell_other_reads`.
+            other = self.other_reads(about) if config["replace"] else []
+            return found + [f"another value of {key}" for key in other]
         weights = initial_of(run, folder)
         if weights and about.get("initial_sha256") not in (None, sha256_of(weights)):
             found.append("other initial_weights")
@@ -152,6 +154,30 @@ class FinishedRuns:
                 tell(f"warning: tables and page of {self.results} are of {theirs}, and its "
                      f"{finished:,} finished runs will not be in them any more; give another "
                      "experiment name to keep both")  # fmt: skip
+
+    def other_reads(self, about: dict[str, Any]) -> list[str]:
+        """The keys by which the numbers of a finished run were read, and that have changed since;
+        none of a run whose version has not noted them.
+        """
+        return [
+            key
+            for key, before in about.get("reads", {}).items()
+            if not results.same(before, self.experiment.config[key], as_written=True)
+        ]
+
+    def tell_other_reads(self) -> None:
+        """Warn of finished runs whose numbers were read by other keys, and stay as they are."""
+        runs: dict[str, list[str]] = {}
+        replaces = self.experiment.built_in or self.experiment.config["replace"]
+        for name in () if replaces else self.experiment.runs:
+            # `check_results` refuses one that is damaged.
+            with suppress(OSError, Refusal):
+                about = results.read_about(self.results / name / "run.json", "program_run")
+                runs.setdefault(" and ".join(self.other_reads(about)), []).append(name)
+        for keys, names in runs.items():
+            if keys:
+                tell(f"warning: the numbers of {results.shortened(names)} were read by other "
+                     f"{keys}, and stay so; --config replace=true trains them again")  # fmt: skip
 
     def tell_other_packages(self) -> None:
         """Name the packages and modules that finished runs have had in another version than their

@@ -10,6 +10,7 @@ from typing import Any
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
+from manynodes.experiment.job_size import MORE_CORES, cpus_per_process
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
 
@@ -170,6 +171,18 @@ def refuse_crowd(workflow: Any, experiment: Experiment) -> None:
                 f"{run.nproc_per_node}) on this machine's {cpus} "
                 f"CPUs; use at most {MOST_PER_CPU * cpus}, or a cluster's profile"
             )
+
+
+def refuse_few_cpus(workflow: Any, experiment: Experiment, names: Iterable[str]) -> None:
+    """Refuse runs on this machine whose processes want more CPUs than --cores gives them."""
+    settings = workflow.resource_settings
+    # As in `refuse_crowd`. Without --cores nothing starts.
+    if settings.nodes or experiment.hosts or workflow.touch or not settings.cores:
+        return
+    for run in (experiment.runs[name] for name in names):
+        if run.cpus_per_proc != "auto":
+            wanted = int(run.cpus_per_proc)
+            cpus_per_process(wanted, run.world_size, settings.cores, MORE_CORES)
 
 
 def refuse_unquoted(interpreter: str) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -19,7 +19,7 @@ import yaml
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from manynodes.base.errors import Refusal, reason
+from manynodes.base.errors import Refusal, reason, shown
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "schemas"
 # Bytes of a JSON file or a table. Our largest one, run.json with a thousand ranks, has one million.
@@ -78,6 +78,24 @@ def file_sha256(path: Path, most: int | None = None) -> str:
     """The SHA-256 of a regular file; raises as `open_file`."""
     with open_file(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_separator(table: str, header: Sequence[str], also: str = "") -> None:
+    """Refuse a table whose first line has something else than commas between its columns.
+
+    Args:
+        table: names it.
+        also: what the remedy ends with.
+
+    Raises:
+        Refusal: there is such a line.
+    """
+    for separator in ";|\t" if len(header) == 1 else "":
+        if separator in header[0]:
+            raise Refusal(
+                f"{table} has {shown(separator)} between its columns, and no comma; write "
+                f"commas{also}"
+            )
 
 
 @cache

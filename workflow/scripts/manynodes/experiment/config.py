@@ -224,6 +224,7 @@ class Experiment:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
         refuse_too_many(axes, len(rows))
         refuse_bad_paths(resolved)
+        refuse_braces(resolved)
         for key in keys.parameters:
             if key not in {*resolved, *values, *together}:
                 raise Refusal(f"config: {key}: is missing; the program has no default of it")
@@ -896,13 +897,16 @@ def refuse_too_many(axes: Mapping[str, list[Any]], rows: int) -> None:
     """
     for key, values in axes.items():
         # As text: 1 and 1.0 are the same folder, and lists are not hashable.
-        if len({value_text(value) for value in values}) < len(values):
-            same = len({repr(value) for value in values}) < len(values)
-            raise Refusal(
-                f"config: {key}: {shown(values)} has "
-                + ("a value twice; give each value once" if same else "two values whose folders "
-                   "would have one name; write one of them in another way")
-            )  # fmt: skip
+        if len({repr(value) for value in values}) < len(values):
+            raise Refusal(f"config: {key}: {shown(values)} has a value twice; give each value once")
+        named: dict[str, Any] = {}
+        for value in values:
+            other = named.setdefault(value_text(value), value)
+            if other is not value:
+                raise Refusal(
+                    f"config: {key}: {shown(other)} and {shown(value)} would have folders of one "
+                    "name; write one of them in another way"
+                )
     if (runs := math.prod(map(len, axes.values())) * rows) > MOST_RUNS:
         raise Refusal(
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
@@ -959,6 +963,25 @@ def refuse_bad_paths(config: Mapping[str, Any]) -> None:
                 f"config: {key}: {shown(path)}: there is no such user on this machine; give the "
                 "whole path"
             )
+
+
+def refuse_braces(config: Mapping[str, Any]) -> None:
+    """Refuse files and folders with `{name}` in their path: it becomes a word of a command, where
+    that is filled in.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    given = {key: config[key] for key in ("program", "command", "evaluate", "directory")}
+    for key, value in given.items():
+        for word in value if isinstance(value, list) else [value]:
+            if not isinstance(word, str) or not command.NAME.search(word):
+                continue
+            if os.path.exists(word.partition(":")[0]):  # noqa: PTH110, raises for a long text
+                raise Refusal(
+                    f"config: {key}: {shown(word)}: what is in braces would be filled in; rename "
+                    "it, or work in that folder"
+                )
 
 
 def refuse_bad_declaration(

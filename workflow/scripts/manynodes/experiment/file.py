@@ -14,6 +14,8 @@ from manynodes.base.reading import read_bytes
 
 MOST_BYTES = 1_000_000
 DEEPEST = 10  # levels
+# Keys of run.json, which Snakemake takes for a configuration behind `--configfile FILE`.
+OF_A_RUN = {"config", "versions"}
 # A YAML merge key, which can multiply keys exponentially.
 MERGE = "tag:yaml.org,2002:merge"
 BOOLEAN = "tag:yaml.org,2002:bool"
@@ -67,6 +69,11 @@ def read_config(path: Path) -> dict[str, Any]:
         raise Refusal(f"config: {path}:{where} {what}") from None
     except (ValueError, OverflowError, TypeError) as error:
         raise Refusal(f"config: {path}: {error}") from None
+    if config.keys() >= OF_A_RUN:
+        raise Refusal(
+            f"config: {path} is what a run has left, no experiment's file; a target comes before "
+            "--configfile, or behind --"
+        )
     return config
 
 

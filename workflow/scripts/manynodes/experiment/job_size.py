@@ -13,6 +13,8 @@ AUTO_CPUS = 4
 # CUDA's libraries take some GB by themselves, and were not measured.
 PROCESS_MB = {"cpu": 4000, "auto": 4000, "cuda": 8000}
 EVALUATE_CPUS = 4
+# How to get more CPUs of this machine.
+MORE_CORES = "more --cores"
 
 
 @dataclass(frozen=True)

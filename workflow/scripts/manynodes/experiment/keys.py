@@ -66,6 +66,8 @@ PLAIN = re.compile(r"[\w./$~-]+")
 IN_COMMANDS = (
     "program", "command", "arguments", "environment", "evaluate", "parameters", "runs",
 )  # fmt: skip
+# Of these, and beside them, those in which `{name}` is filled in.
+FILLED = ("command", "arguments", "evaluate", "directory")
 IN_NO_WORD = re.compile("[\0\ud800-\udfff]")
 MOST_WRITTEN = 90  # characters of a value that a refusal writes as it should be
 # Of keys of ours that are lists themselves, by their length. Others are the user's.
@@ -589,6 +591,9 @@ def near_key(unknown: str, known: Sequence[str], cutoff: float = CLOSE) -> str |
 
 def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, Any]) -> str:
     """A single value in the form of its key, as `; write [model.pt]`; empty if it has none."""
+    if isinstance(value, dict) and key in FILLED and [*value.values()] == [None]:
+        # Braces of YAML's own.
+        return f'; write "{{{next(iter(value))}}}"'
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return ""
     first = next(iter(schema.get("properties", {})), None)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from manynodes.base.errors import Refusal, reason, shown
-from manynodes.base.reading import read_bytes
+from manynodes.base.reading import read_bytes, refuse_separator
 from manynodes.experiment.file import MOST_BYTES, check_node
 from manynodes.experiment.keys import MOST_RUNS, Keys, kinds
 from manynodes.experiment.paths import with_paths
@@ -42,13 +42,15 @@ def with_table(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
             f"and 1 to {MOST_RUNS:,} runs"
         )
     header = [name.strip() for name in lines[0]]
+    refuse_separator(f"config: runs: {path}", header)
     if len(set(header)) < len(header) or not all(header):
         raise Refusal(f"config: runs: {path}: the first line must name every key, each once")
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines[1:], 2):
         if len(line) != len(header):
             raise Refusal(
-                f"config: runs: {path}: row {number} has {len(line)} cells, not {len(header)}"
+                f"config: runs: {path}: row {number} has {len(line)} cells, not {len(header)} as "
+                "the first line, which names the keys"
             )
         rows.append(dict(zip(header, map(str.strip, line), strict=True)))
     if keys.declared:

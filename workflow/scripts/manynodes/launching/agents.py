@@ -17,7 +17,7 @@ from functools import partial
 from types import FrameType
 from typing import IO
 
-from manynodes.base.errors import parts_of, uncoloured
+from manynodes.base.errors import parts_of, shortened, uncoloured
 from manynodes.base.processes import STARTED, WARNINGS, end_with_parent, let_look, stat_of
 from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked
@@ -34,8 +34,8 @@ SUSPENDED = 10
 RECENT = 60
 # Enough for the last words of torchrun on each of many nodes.
 LAST_LINES = 10_000
-# Characters that are kept of each of them.
-LAST_CHARACTERS = 4_000
+# Characters that are kept of each of them, half at its beginning, where an error has its name.
+MOST_CHARACTERS = 4_001
 # Bytes after which a line is cut: a program may never end one.
 LONGEST_LINE = 65_536
 
@@ -349,7 +349,7 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
         output.records.append(text)
         return ""
     if is_error or output.together:
-        output.errors.append(uncoloured(text)[-LAST_CHARACTERS:])
+        output.errors.append(shortened(uncoloured(text), MOST_CHARACTERS))
     if output.heard:
         for part in parts_of(text) if output.together else (text,):
             output.heard(part)

@@ -25,6 +25,7 @@ from manynodes.programs.folders import (
     is_of,
     prepare,
     read_request,
+    resuming,
     set_aside,
     trace,
 )
@@ -48,7 +49,7 @@ def begin(
 
     Args:
         task: its `values` are those that decide the result; its `token` is noted.
-        sources: SHA-256 of the program; empty if it is to be found out.
+        sources: SHA-256 of the program; empty for `launch` alone, which finds it out.
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
         tell: gets a line if there was an attempt before.
@@ -79,10 +80,11 @@ def begin(
         incidents.forget(folders.state)
     # Another command may have put them back since Snakemake removed them for this job.
     replaced.set_aside(task.output)
-    if prepare(folders, task.values, request, resume, attempt, task.token):
+    alone = not sources
+    if prepare(folders, task.values, request, resume, attempt, task.token, alone):
         if folders.ended.exists():
-            only = "only its results are checked again; with resume=fresh it starts over"
-            tell(f"the program has ended before; {only}")
+            fresh = f"with {resuming('fresh', alone)} it starts over"
+            tell(f"the program has ended before; only its results are checked again; {fresh}")
             return False
         place = place_saved(folders, task)
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"

@@ -24,7 +24,6 @@ MOST_BYTES = 10_000_000  # of the description of a state
 ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
 # At the end of the name of a folder in which `launched.save` is writing a file.
 UNFINISHED = ".unfinished"
-ALONE = "(launch alone: --resume)"
 MOST_CHANGES = 60  # characters of what differs between two requests
 LEAST = 10  # characters of a value by which it may still be known
 
@@ -149,6 +148,7 @@ def prepare(
     resume: str,
     attempt: Mapping[str, Any],
     token: str = "",
+    alone: bool = False,
 ) -> bool:
     """Make the folders ready for an attempt: as they were left, or empty.
 
@@ -158,6 +158,7 @@ def prepare(
         resume: `exact`, `anyway` or `fresh`.
         attempt: added to the list of attempts.
         token: of the launch that makes them ready, see `of_another_launch`.
+        alone: as of `resuming`.
 
     Returns:
         Whether there is an earlier state.
@@ -169,10 +170,10 @@ def prepare(
     """
     refuse_links(folders.run)
     refuse_foreign(folders.run, lambda: has_request(folders))
-    before = request_before(folders, request, resume)
+    before = request_before(folders, request, resume, alone)
     changed = before is not None and differences(before["request"], request) != ""
     if before and changed and resume == "exact":
-        raise Refusal(of_another_request(folders, before["request"], request))
+        raise Refusal(of_another_request(folders, before["request"], request, alone))
     if changed:
         folders.ended.unlink(missing_ok=True)
     content = {"run": dict(run), "request": dict(request), "token": token}
@@ -202,15 +203,24 @@ def prepare(
     return before is not None
 
 
+def resuming(how: str, alone: bool) -> str:
+    """The option for what to do with a state.
+
+    Args:
+        alone: of `launch` by itself, and not of Snakemake.
+    """
+    return f"--resume {how}" if alone else f"--config resume={how}"
+
+
 def of_another_request(
-    folders: Folders, before: Mapping[str, Any], request: Mapping[str, Any]
+    folders: Folders, before: Mapping[str, Any], request: Mapping[str, Any], alone: bool
 ) -> str:
-    """The line that refuses what lies there, of a request before."""
-    where, choices = folders.state, "resume=anyway or resume=fresh"
+    """The line that refuses what lies there, of a request before; `alone` as of `resuming`."""
+    where, choices = folders.state, "anyway or fresh"
     if not (trace(folders.saved).files or folders.ended.exists()):
         # Such as a log: only its author knows whether the program would continue from it.
-        where, choices = folders.work, "resume=fresh, or anyway to keep it"
-    text = f" is of another run: ; undo that, or add --config {choices} {ALONE}"
+        where, choices = folders.work, "fresh, or anyway to keep it"
+    text = f" is of another run: ; undo that, or add {resuming(choices, alone)}"
     # As `one_line` shortens it, if it must.
     place = min(len(str(where)), SHORTENED)
     changed = differences(before, request, OF_A_LINE - len(text) - place)
@@ -296,9 +306,12 @@ def is_before_request(path: Path, state: Path) -> bool:
 
 
 def request_before(
-    folders: Folders, request: Mapping[str, Any], resume: str
+    folders: Folders, request: Mapping[str, Any], resume: str, alone: bool
 ) -> dict[str, Any] | None:
     """The request of the attempt whose state is there; None if none is to be continued.
+
+    Args:
+        alone: as of `resuming`.
 
     Raises:
         Refusal: it is not known of which the state is.
@@ -312,7 +325,7 @@ def request_before(
         return read_request(folders)
     except Refusal as refusal:
         if resume != "anyway":
-            remedy = f"--config resume=anyway continues, resume=fresh starts over {ALONE}"
+            remedy = f"{resuming('anyway', alone)} continues, fresh starts over"
             raise Refusal(f"{refusal}; {remedy}") from None
         return {"request": request, "attempts": []}
 

@@ -318,6 +318,9 @@ def started(
     Args:
         places: what it finds where.
         of_process: its rank and local rank, by name.
+
+    Raises:
+        Refusal: there is nowhere to start.
     """
     folders = {name: getattr(places, name) for name in
                ("data", "files", "results", "outputs", "state")}  # fmt: skip
@@ -331,6 +334,8 @@ def started(
     # Nothing is left of a parameter that is null.
     directory = filled([task.directory or "{results}"], values) or [values["results"]]
     start = Path(directory[0]).resolve()
+    if not start.is_dir():
+        raise Refusal(f"{start} is no folder; correct directory (launch alone: --directory)")
     variables = environment_of(places, environment.variables(os.environ), folder)
     # As a shell would have it.
     return command, variables | {"PWD": str(start)}, start

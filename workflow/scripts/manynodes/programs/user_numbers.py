@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, parts_of, reason, shown, uncoloured
-from manynodes.base.reading import MOST, read_bytes
+from manynodes.base.reading import MOST, read_bytes, refuse_separator
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import look
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
@@ -39,6 +39,7 @@ from manynodes.reporting.metrics import (
     GOOD,
     HALF,
     MOST_COLUMNS,
+    THERE_TOO,
     Row,
     number_of,
     numeric,
@@ -228,7 +229,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             delimiter = "\t" if tabs else ","
             reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
             names = reader.fieldnames or ()
-            refuse_separator(path, names)
+            refuse_separator(f"metrics: {path}", names, THERE_TOO)
             if twice := [name for name, times in Counter(names).items() if name and times > 1]:
                 raise Refusal(f"metrics: {path} has two columns {shown(twice[0])}; rename one")
             found = []
@@ -254,14 +255,6 @@ def decimal_comma(cells: Iterable[str | None]) -> str:
         (cell for cell in given if DECIMAL_COMMA.fullmatch(cell) and not THOUSANDS.fullmatch(cell)),
         "",
     )
-
-
-def refuse_separator(path: Path, header: Sequence[str]) -> None:
-    """Refuse a table whose columns are separated by something else than commas or tabs."""
-    for separator in ";|" if len(header) == 1 else "":
-        if separator in header[0]:
-            what = f"{path} has {shown(separator)} between its columns, and no comma"
-            raise Refusal(f"metrics: {what}; write commas, also into the file that is there")
 
 
 def holds_lines(path: Path, text: str, place: str) -> bool:

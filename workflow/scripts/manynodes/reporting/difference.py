@@ -21,7 +21,7 @@ from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.experiment.installed import other_packages, packages_of
 from manynodes.reporting import predictions, scaling
 from manynodes.reporting.intervals import LEVEL
-from manynodes.reporting.measures import EVALUATED, read_measured
+from manynodes.reporting.measures import read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished, same, shortened
@@ -426,6 +426,7 @@ def discordance(before: Path, after: Path) -> Discordance:
     Raises:
         Refusal: a run is not evaluated, or they were evaluated on different images.
     """
+    refuse_own_program(before, after)
     one, other = of_images(before), of_images(after)
     same = (one.images_sha256, one.class_names) == (other.images_sha256, other.class_names)
     rows = ["row", "true_class"]
@@ -442,10 +443,20 @@ def discordance(before: Path, after: Path) -> Discordance:
     return Discordance(len(right), only, now_only, p, (one.views, other.views))
 
 
+def refuse_own_program(*runs: Path) -> None:
+    """Refuse runs of a program of the user's, which have no predictions."""
+    for run in runs:
+        # Such as every one of them leaves, and the classifier does not.
+        if (run / "environment.json").exists():
+            folders = dict.fromkeys(str(each.parent) for each in runs)
+            only, *others = folders
+            both = f"compare the experiments: {' '.join(folders)}"
+            own = f"its numbers and the other's are in {only}/summary.csv"
+            raise Refusal(f"{run} is of your own program; {both if others else own}")
+
+
 def of_images(run: Path) -> Predictions:
     """The predictions of a run; refuses as `discordance`."""
-    if (run / EVALUATED).exists():
-        raise Refusal(f"{run} is of your own program; only runs of the classifier have predictions")
     with suppress(FileNotFoundError):
         if (found := predictions.read(run)) is not None:
             return found

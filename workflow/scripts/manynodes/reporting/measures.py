@@ -16,6 +16,8 @@ from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
 from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
 from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
 
+# The keys that say where the numbers of a program of the user's are.
+READ_BY = ("metrics", "result")
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
 # A program that did nothing may end with 0 too.
 NO_NUMBERS = (

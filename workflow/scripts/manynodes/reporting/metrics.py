@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
-from manynodes.base.reading import MOST, NotAFile, read_bytes
+from manynodes.base.reading import MOST, NotAFile, read_bytes, refuse_separator
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.counting import Counted, Tell, of_the_last_start, to_nobody
 
@@ -19,6 +19,8 @@ LARGEST = 10**300
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
 OTHERS = "; the key metrics leaves out other columns"
+# Behind what a program is to write in another way.
+THERE_TOO = ", also into the file that is there"
 T = TypeVar("T")
 # Words in the names of numbers that say how good a network is.
 GOOD = re.compile("loss|acc|perplexity|error|score", re.IGNORECASE)
@@ -65,6 +67,7 @@ def read_metrics(path: Path, restarts: int | None = None, tell: Tell = to_nobody
         if not lines:
             return []
         header = [name.strip() for name in lines[0]]
+        refuse_separator(str(path), header, THERE_TOO)
         # What a killed process wrote last may be half a line.
         if not text.endswith("\n") and len(lines[-1]) < len(header):
             lines = lines[:-1]
