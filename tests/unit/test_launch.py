@@ -438,7 +438,7 @@ def test_a_command_is_no_program(word: str) -> None:
     assert f"{word} is a command: name the file of a Python program, or use --output" in done.stderr
 
 
-def test_a_launcher_is_no_program_of_several_processes(tmp_path: Path) -> None:
+def test_torchrun_is_no_program_of_several_processes(tmp_path: Path) -> None:
     words = ["--", "torchrun", "--nproc-per-node=2", "train.py"]
     done = program("launch", "--nodes", 2, *words)
     assert done.returncode == 2
@@ -448,7 +448,7 @@ def test_a_launcher_is_no_program_of_several_processes(tmp_path: Path) -> None:
         done = program("launch", *size, "--output", output, *words)
         assert (done.returncode, done.stderr) == (
             1, "launch: torchrun would start ranks of its own in each of 2 processes; the workflow "
-            "starts them: give {python} train.py, and nproc_per_node\n"
+            "starts them: give {python} train.py, and the processes per node\n"
         )  # fmt: skip
         assert not output.exists()
     assert program("launch", "--dry-run", "--output", output, *words).returncode == 0

@@ -691,6 +691,30 @@ def test_a_program_s_own_log_lines_are_no_refusals_and_it_may_add_to_its_report(
     assert "ResourceWarning" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("report", "kind"),
+    [
+        (b'{"saved": "step 1", "stopped": null, "refused": false}', "failed"),
+        (b'{"saved": "\xe9tape 3"}', "failed"),
+        (b"[" * 100_000, "failed"),
+        (b'{"refused": true}', "refused"),
+    ],
+)
+def test_of_a_report_only_what_is_said_counts(tmp_path, report: bytes, kind: str) -> None:
+    (tmp_path / "report").write_bytes(report)
+    text = f"""
+    import os, shutil, sys
+    shutil.copyfile({str(tmp_path / "report")!r}, os.environ["LAUNCH_REPORT"])
+    sys.exit(4)
+    """
+    done = launched(tmp_path, text, "--log", tmp_path / "log", capture_output=True)
+    assert done.returncode == 1
+    assert re.search(
+        r"^launch: program failed: node 0 on \S+ ended with status 4", done.stderr, re.M
+    )
+    assert json.loads((tmp_path / "failure.json").read_text())["kind"] == kind
+
+
 def test_a_failure_before_a_request_to_stop_is_known_as_the_first(tmp_path) -> None:
     waits = "import time; time.sleep(1000)"
     for text, before in (("raise SystemExit(3)", True), (waits, False)):

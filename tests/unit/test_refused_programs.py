@@ -176,24 +176,18 @@ def test_what_cannot_start_is_refused_in_one_line(
     [
         ("[torchrun, --nproc_per_node=2, p.py]", "torchrun"),
         ("[env, X=1, uv, run, --no-sync, /opt/bin/torchrun, p.py]", "torchrun"),
-        ("[accelerate, launch, --num_processes, 2, p.py]", "accelerate launch"),
-        ("[accelerate-launch, p.py]", "accelerate-launch"),
         ("['{python}', -u, -m, torch.distributed.run, p.py]", "torch.distributed.run"),
         ("[python3, -m, torch.distributed.launch, p.py]", "torch.distributed.launch"),
-        ("[python, -m, accelerate.commands.launch, p.py]", "accelerate.commands.launch"),
         ("[python, /opt/bin/torchrun, p.py]", "torchrun"),
-        ("[deepspeed, p.py]", "deepspeed"),
-        ("[mpirun, -np, 2, ./solver]", "mpirun"),
-        ("[mpiexec.hydra, ./solver]", "mpiexec.hydra"),
-        ("[srun, python, p.py]", "srun"),
-        ("[bash, -lc, 'source x && exec torchrun p.py', p.py]", "torchrun"),
+        ("[torchrun, --standalone, '--nnodes=1', p.py]", "torchrun"),
+        ("[torchrun, --nnodes, 1, p.py]", "torchrun"),
         # Told of the nodes.
+        ("[torchrun, '--nnodes=1:4', p.py]", ""),
+        ("[torchrun, --nnodes, 12, p.py]", ""),
         ("[torchrun, '--nnodes=2', '--node_rank={rank}', p.py]", ""),
         ("[torchrun, --rdzv-backend, c10d, p.py]", ""),
-        ("[accelerate, launch, --machine_rank, '{rank}', p.py]", ""),
-        ("[bash, -c, 'torchrun --node-rank $LAUNCH_NODE_RANK p.py']", ""),
-        # None of them.
-        ("[accelerate, config]", ""),
+        # It passes the ranks on.
+        ("[accelerate, launch, --num_processes, 1, p.py]", ""),
         ("['{python}', p.py, --launcher, torchrun]", ""),
         ("['{python}', -m, accelerate_my.launch]", ""),
         ("[bash, -c, 'echo torchrun']", ""),
@@ -216,7 +210,7 @@ def test_a_command_that_starts_ranks_is_for_one_process(
         said = str(refused.value)
         assert said.startswith(f"config: command: {name} would start ranks of its own in each of 2")
         own = "program: p.py" if "p.py]" in words else "the command without it"
-        assert said.endswith(f"the workflow starts them: give {own}, and nproc_per_node")
+        assert said.endswith(f"the workflow starts them: give {own}, and the processes per node")
         assert len(said) <= 200
     path.write_text(f"experiment: e\ncommand: {words}\n")
     check(path)
@@ -481,7 +475,7 @@ def test_an_installed_program_is_hashed_where_it_is_the_users_own(
     (["ev.py"], True, True),
     (["pack.ev"], False, True),
     # Where its files are is not known there.
-    (["ensurepip", "--version"], False, False),
+    (["platform"], False, False),
 ])  # fmt: skip
 def test_numbers_of_an_evaluation_that_was_edited_meanwhile_are_not_published(
     tmp_path: Path, evaluate: list[str], edits: bool, known: bool

@@ -19,7 +19,6 @@ import pytest
 
 from manynodes.base.timeouts import SUPERVISE_GRACE
 from manynodes.checkpointing import incidents
-from manynodes.experiment.command import words_sha256
 from programs import SCRIPTS, program
 from simulated.nccl_texts import WATCHDOG
 from trainings import CONNECTED, Training, attempts, complete_on_ranks, result
@@ -286,33 +285,6 @@ def test_a_program_that_was_edited_while_it_ran_is_told(tmp_path) -> None:
         assert (line in done.stderr) == edited
         kinds = [each.kind for each in incidents.read(run / "state")]
         assert kinds == [incidents.EDITED] * edited
-
-
-def test_other_files_of_a_command_are_those_of_the_command_line_when_a_run_begins(
-    tmp_path,
-) -> None:
-    """Once it has begun, the program may have written them itself."""
-    script, data = tmp_path / "program.sh", tmp_path / "data.txt"
-    script.write_text('[ -e "$1.again" ] || { touch "$1.again"; echo 2 > "$1"; exit 1; }\n')
-    data.write_text("1\n")
-    words = ["bash", str(script), str(data)]
-    code, files = (words_sha256(words, True, only_code=each) for each in (True, False))
-    assert code != files
-
-    def launched(run: str) -> str:
-        options = [*ALONE, "--sources", files, "--code", f"{code},{files}"]
-        done = program("launch", *options, "--output", tmp_path / run, "--", *words)
-        refused = "the program's files have changed since this command began" in done.stderr
-        return "refused" if refused else "failed" if done.returncode else "ended"
-
-    assert launched("run") == "failed"
-    assert launched("run") == "ended"
-    assert launched("other") == "refused"
-    # A training that replaces a finished one begins again.
-    (tmp_path / "run/state/finished").touch()
-    assert launched("run") == "refused"
-    data.write_text("1\n")
-    assert launched("run") == launched("other") == "ended"
 
 
 @pytest.mark.parametrize("fruitless", [2, 3])

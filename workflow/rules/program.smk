@@ -38,7 +38,7 @@ rule train:
         resume=SETTINGS["resume"],
         # Change no result, so they train nothing again; what does is part of `sources`.
         environment=json.dumps(EXPERIMENT.environment.pinned),
-        code=f"{EXPERIMENT.code_sha256},{EXPERIMENT.program_sha256}",
+        code=EXPERIMENT.code_sha256,
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
         reads=json.dumps(EXPERIMENT.reads),
         preflight=str(SETTINGS["preflight"]).lower(),

@@ -207,7 +207,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         parser.error(f"{args.program[0]} is no program; {package}")
     if not args.output and is_command(args.program[0]):
         here = "name the file of a Python program"
-        if not command.launcher_of(args.program):
+        if not command.torchrun_of(args.program):
             here += ", or use --output FOLDER for any command"
         parser.error(f"{args.program[0]} is a command: {here}")
     return args
@@ -233,8 +233,7 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
     of_run("--sources", default="", metavar="SHA256", help="of its program")
     of_run("--code", default="", metavar="SHA256",
-        help="of the program's code, and, behind a comma, of all of its files, which it may write "
-        "once it has begun; refuse if they are others now")  # fmt: skip
+        help="of the program's code; refuse if it is another now")  # fmt: skip
     of_run("--data", type=path_of, metavar="FOLDER", help="shared data set, with its manifest")
     of_run("--files", type=path_of, metavar="FOLDER", help="that collect.py has made")
     of_run("--directory", metavar="FOLDER",
@@ -309,7 +308,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         args.nodes = len(job.hosts)
     if args.output:
         processes = args.nodes * args.nproc_per_node
-        command.refuse_launcher(args.program, processes, "{python} ")
+        command.refuse_torchrun(args.program, processes, "{python} ")
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     with gpus_for(args, scheduler, geometry) as gpus:
@@ -382,15 +381,11 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     """Begin an attempt at the run; returns whether its program is to be started.
 
     Raises:
-        Refusal: as `attempt.begin`; or the program's files are not those of --code.
+        Refusal: as `attempt.begin`; or the program's code is not the one of --code.
     """
     task, ended, requeued = task_of(args), has_ended(args), job.restarts > 0
-    given, _, all_files = args.code.partition(",")
     code = attempt.files_sha256(task, only_code=True)
-    changed = code != (given or code)
-    if all_files and not attempt.has_begun(task):
-        changed = changed or attempt.files_sha256(task, only_code=False) != all_files
-    if changed and not ended:
+    if code != (args.code or code) and not ended:
         raise Refusal(
             "the program's files have changed since this command began; run the same command "
             "again, or, if runs have ended with the old files, put those back"

@@ -326,13 +326,15 @@ def interrupted_by_signals(report: dict[str, Any]) -> None:
 
 def read_report(file: IO[str]) -> dict[str, Any]:
     """The program's report: the whole file, or of a program that adds a line each time the last one
-    that is complete; empty if the program was killed while it wrote.
+    that is complete; empty if the program was killed while it wrote. What it has given as null or
+    false is not there.
     """
     text = file.read()
     for each in (text, *reversed(text.splitlines())):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             report = json.loads(each)
-            return report if isinstance(report, dict) else {}
+            given = report.items() if isinstance(report, dict) else ()
+            return {key: value for key, value in given if value is not None and value is not False}
     return {}
 
 

@@ -134,7 +134,8 @@ class Session:
         if unseen := command.unseen(programs, names, directory, setup):
             listed = ", ".join(f"{{{name}}}" for name in unseen)
             tell(f"warning: no argument has {listed}, and the program does not read its parameters "
-                 "itself (LAUNCH_PARAMETERS): another value changes nothing")  # fmt: skip
+                 "itself (LAUNCH_PARAMETERS), as far as its files show: another value may change "
+                 "nothing")  # fmt: skip
 
     def tell_unhashed(self) -> None:
         """Warn of installed modules that no hash covers, if a command names nothing else."""

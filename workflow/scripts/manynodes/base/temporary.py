@@ -80,8 +80,8 @@ def file_without_a_name() -> IO[str]:
     Conda's Python is built for systems that have none; then one that is removed already.
     """
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("manynodes"), "r")
-    return tempfile.TemporaryFile("w+", dir=parent_folder())
+        return os.fdopen(os.memfd_create("manynodes"), "r", errors="replace")
+    return tempfile.TemporaryFile("w+", dir=parent_folder(), errors="replace")
 
 
 def sweep(prefix: str) -> None:

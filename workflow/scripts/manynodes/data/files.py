@@ -127,7 +127,7 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
                     f"config: files: {file} is not a file; remove it, or name the files one by one"
                 )
             yield str(file.relative_to(path)), file
-    if empty:
+    if empty and not left_out:
         raise Refusal(f"config: files: {path} has no file; fill the folder, or leave it out")
     # What a loop leads to is among the files.
     outside = [link for link in left_out if not link.resolve().is_relative_to(path.resolve())]

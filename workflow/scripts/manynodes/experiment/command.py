@@ -24,21 +24,19 @@ READS = re.compile(
     r"LAUNCH_PARAMETERS|\blaunched\s*\.\s*parameters\b"
     r"|\bfrom\s+launched\s+import\s+(\([^)]*|[^\n]*)(\bparameters\b|\*)"
     r"|\blaunched\s+as\s+(?P<name>\w+)\b[\s\S]*\b(?P=name)\s*\.\s*parameters\b"
+    # What it may read elsewhere.
+    r"|\bsys\.path\b|\b(runpy|importlib)\b|^\s*(source|\.)\s",
+    re.MULTILINE,
 )
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
 INTERPRETER = re.compile(r"(python[\d.]*t?|(ba)?sh[\d.]*)$")
-# What may stand before the program of a command, and programs that start ranks by themselves, alone
-# or behind `python -m`.
+# What may stand before the program of a command.
 IN_FRONT = re.compile(r"env|exec|nohup|time|uv|run|-.*|\w+=.*", re.DOTALL)
-LAUNCHER = re.compile(
-    r"(torchrun|torch\.distributed\.(run|launch)|accelerate(\.\S*)?[ .-]launch|"
-    r"deepspeed(\.launcher\S*)?|mpirun|mpiexec(\.hydra)?|srun)(?= |$)"
-)
-# In the words of one that is told of the nodes.
-OF_NODES = re.compile(
-    r"nnodes|node[_-]rank|num[_-]machines|machine[_-]rank|rdzv|\{rank\}", re.IGNORECASE
-)
+# Starts ranks by itself, whatever ranks there are; accelerate, mpirun and srun may be told of them.
+TORCHRUN = re.compile(r"torchrun|torch\.distributed\.(run|launch)")
+# In the words of one that is told of several nodes.
+OF_NODES = re.compile(r"nnodes(?![= ]1(?![\d:]))|node[_-]rank|rdzv|PET_|\{rank\}", re.IGNORECASE)
 SCRIPTS = (".py", ".sh", ".R", ".jl", ".pl", ".lua", ".m")
 HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
@@ -115,41 +113,37 @@ def name_of(words: Sequence[str]) -> str:
     return module or name.strip("{}").lstrip("-") or "program"
 
 
-def launcher_of(words: Sequence[str]) -> str:
-    """The program of a command if it starts ranks by itself, such as torchrun; otherwise empty."""
-    rest = list(itertools.dropwhile(IN_FRONT.fullmatch, words))
-    first = Path(rest[0]).name if rest else ""
+def torchrun_of(words: Sequence[str]) -> str:
+    """The program of a command if it is torchrun, in one of its forms; otherwise empty."""
+    rest = itertools.dropwhile(IN_FRONT.fullmatch, words)
+    first = Path(next(rest, "")).name
     if first == PYTHON or INTERPRETER.match(first):
-        # Its file, the module behind -m, or the text behind -c.
-        rest = list(itertools.dropwhile(lambda word: word[:1] == "-", rest[1:]))
-        if rest and "sh" in first:
-            parts = [launcher_of(part.split()) for part in re.split(r"[;&|\n]+", rest[0])]
-            return next(filter(None, parts), "")
-    found = LAUNCHER.match(" ".join([Path(word).name for word in rest[:2]]))
-    return found[0] if found else ""
+        # Its file, or the module behind -m.
+        first = Path(next(itertools.dropwhile(lambda word: word[:1] == "-", rest), "")).name
+    return first if TORCHRUN.fullmatch(first) else ""
 
 
-def refuse_launcher(words: Sequence[str], processes: int, python: str) -> None:
-    """Refuse a command that would start ranks by itself in each of several processes, unless it is
-    told of the nodes: they would all train alone, each with a rank 0 that writes the results.
+def refuse_torchrun(words: Sequence[str], processes: int, python: str) -> None:
+    """Refuse a torchrun that would start ranks of its own in each of several processes, unless it
+    is told of the nodes: they would all train alone, each with a rank 0 that writes the results.
 
     Args:
         processes: that start the command, of all nodes.
         python: how the remedy names the Python file, such as `program: `.
 
     Raises:
-        Refusal: naming what starts the ranks.
+        Refusal: naming it.
     """
-    launcher = launcher_of(words)
-    if processes == 1 or not launcher or OF_NODES.search(" ".join(words)):
+    torchrun = torchrun_of(words)
+    if processes == 1 or not torchrun or OF_NODES.search(" ".join(words)):
         return
     # Not the text behind -c.
     files = [word for word in words if word.endswith(".py") and " " not in word]
     file = Path(files[0]).name if files else ""
     remedy = f"{python}{one_line(file, 40)}" if file else "the command without it"
     raise Refusal(
-        f"{launcher} would start ranks of its own in each of {processes} processes; the workflow "
-        f"starts them: give {remedy}, and nproc_per_node"
+        f"{torchrun} would start ranks of its own in each of {processes} processes; the workflow "
+        f"starts them: give {remedy}, and the processes per node"
     )
 
 

@@ -386,12 +386,7 @@ class Experiment:
         Raises:
             Refusal: a file is missing, or is no Python.
         """
-        return self.locked_sha256(self.program_sha256)
-
-    @cached_property
-    def program_sha256(self) -> str:
-        """The same without its environment."""
-        return self.files_sha256(only_code=False)
+        return self.locked_sha256(self.files_sha256(only_code=False))
 
     @property
     def other_torch(self) -> bool:

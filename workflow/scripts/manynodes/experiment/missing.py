@@ -89,7 +89,8 @@ def refuse_missing_program(experiment: Experiment) -> None:
     refuse_unknown_program(experiment)
     most = max(run.world_size for run in experiment.runs.values())
     with named("command" if experiment.config["command"] else "program"):
-        command.refuse_launcher(command.command(experiment.config), most, "program: ")
+        words = (*command.command(experiment.config), experiment.environment.setup)
+        command.refuse_torchrun(words, most, "program: ")
     directory = experiment.config["directory"]
     if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")

@@ -107,12 +107,6 @@ def has_ended(task: Task, sources: str) -> bool:
     return is_of(folders, request_of(task, sources))
 
 
-def has_begun(task: Task) -> bool:
-    """Whether there was an attempt at the run before, unless Snakemake has seen its end."""
-    folders = Folders(task.output)
-    return folders.request.exists() and not folders.finished.exists()
-
-
 def request_of(task: Task, sources: str) -> dict[str, Any]:
     """What decides the result of a run.
 

@@ -185,7 +185,10 @@ def settings(before: Experiment, after: Experiment) -> list[str]:
 
 def changed_code(before: Results, after: Results) -> bool:
     """Whether a network that both have, or the program, was trained with other code."""
-    return any(before.code[of] != after.code[of] for of in before.code.keys() & after.code.keys())
+    common = before.code.keys() & after.code.keys()
+    # Of a program in which nothing was hashed it is empty.
+    pairs = [(before.code[of], after.code[of]) for of in common]
+    return any(one and other and one != other for one, other in pairs)
 
 
 def values_of(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> list[str]:

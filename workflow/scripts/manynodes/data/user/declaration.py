@@ -245,8 +245,10 @@ class UserData:
                     named = self.named_otherwise if named is None else named
                     if unicodedata.normalize("NFC", name) not in named:
                         continue
-                # As the file system has it: Snakemake may run in a locale of other characters.
-                found.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
+                # Snakemake may run in a locale of other characters.
+                text = os.fsencode(name).decode("utf-8", "surrogateescape")
+                entry = f"{text}\0{status.st_size}\0{status.st_mtime_ns}\n"
+                found.update(entry.encode("utf-8", "replace"))
                 if path == self.path and self.group == BY_FOLDER:
                     places.add(tuple(name.split("/")[:-1]))
         # Earlier versions took such groups for others: they are imported again.
