@@ -244,7 +244,7 @@ class Keys:
         words = [config.get(key) for key in ("command", "arguments", "directory", "evaluate")]
         named = {found[2] for found in command.NAME.finditer(str(words))}
         for name in sorted(map(str, others)):
-            if name in self.properties and name not in named:
+            if name in self.properties:
                 raise Refusal(
                     f"config: {where}.{name}: is no axis; give it beside program, or one value in "
                     "parameters too if the program has one of this name"
