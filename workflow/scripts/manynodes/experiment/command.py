@@ -147,6 +147,11 @@ def refuse_torchrun(words: Sequence[str], processes: int, python: str) -> None:
     )
 
 
+def names_in(words: str) -> list[str]:
+    """The names in braces, in order, without those in two."""
+    return [found[2] for found in NAME.finditer(words) if found[2]]
+
+
 def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str]) -> None:
     """Refuse `{name}` that stands for nothing.
 
@@ -157,7 +162,7 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
         Refusal: naming it.
     """
     for word in words:
-        for name in [found[2] for found in NAME.finditer(word) if found[2]]:
+        for name in names_in(word):
             if name not in names:
                 near = difflib.get_close_matches(name, [*names, *OF_EVALUATION], n=1, cutoff=0.75)
                 remedy = {
@@ -189,8 +194,7 @@ def unseen(
         directory: where they start, as of `files_of`.
         setup: lines of bash before them.
     """
-    words = itertools.chain(*programs, [directory or ""])
-    named = {found[2] for word in words for found in NAME.finditer(word)}
+    named = names_in(" ".join([*itertools.chain(*programs), directory or ""]))
     missing = [name for name in names if name not in named]
     reads = missing and (
         READS.search(setup) or any(may_read(program, directory) for program in programs)

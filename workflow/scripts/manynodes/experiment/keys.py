@@ -241,8 +241,7 @@ class Keys:
         others = {*names} - {*self.axes, *(parameters if isinstance(parameters, dict) else {})}
         if self.declared or not others:
             return
-        words = [config.get(key) for key in ("command", "arguments", "directory", "evaluate")]
-        named = {found[2] for found in command.NAME.finditer(str(words))}
+        named = command.names_in(str([config.get(key) for key in FILLED]))
         for name in sorted(map(str, others)):
             if name in self.properties:
                 raise Refusal(

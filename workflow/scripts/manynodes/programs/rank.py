@@ -26,7 +26,7 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
-from manynodes.experiment.command import NAME, filled
+from manynodes.experiment.command import filled, names_in
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed import changed_packages
 from manynodes.experiment.interpreter import NoAnswer, is_python, look, needed
@@ -259,7 +259,7 @@ def ready(
         words = environment.started(safely(command, environment.interpreter, task.directory))
         program = Command(words, variables, directory=start, alone=True, ignored=WARNINGS)
         if local_rank == 0:
-            apart = "rank" in [found[2] for found in NAME.finditer(" ".join(task.command))]
+            apart = "rank" in names_in(" ".join(task.command))
             record = looked(environment, command, variables, start, rank == 0, apart)
             if rank == 0:
                 keep_record(record, task, before.files > 0, tell)
