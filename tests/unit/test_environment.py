@@ -700,6 +700,21 @@ def test_why_lmod_could_not_load_a_module_is_told() -> None:
     assert "spelling" not in str(refused.value)
 
 
+def test_a_module_that_version_3_2_could_not_load_is_refused() -> None:
+    """Its status is 0; an alias has another name when it is loaded."""
+    function = """() { shift; for name; do case $name in
+      gcc|no) echo "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile" >&2 ;;
+      *) export LOADEDMODULES=${LOADEDMODULES:+$LOADEDMODULES:}of/$name ;;
+    esac; done; }"""
+    given = os.environ | {"BASH_FUNC_module%%": function, "LOADEDMODULES": "gcc-libs/1"}
+    modules = ("alias", "gcc-libs")
+    assert look(UserEnvironment(modules=modules), ["python3"], given, (), Path())["python"]
+    for missing in ("no", "gcc"):
+        environment = UserEnvironment(modules=(*modules, missing))
+        with pytest.raises(Refusal, match="ERROR:105: Unable to locate a modulefile"):
+            look(environment, ["python3"], given, (), Path())
+
+
 @pytest.mark.parametrize(("kind", "part", "writable"), [(0x4004, 2, False), (0x4004, 4, True),
                                                         (0x4001, 4, False)])  # fmt: skip
 def test_an_image_with_an_overlay_is_another_after_it_was_written_to(

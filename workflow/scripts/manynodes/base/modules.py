@@ -1,5 +1,8 @@
 """Environment modules in bash."""
 
+import shlex
+from collections.abc import Sequence
+
 # Where the shell function `module` comes from, in batch jobs too.
 INITS = (
     "${LMOD_PKG:-}/init/bash",
@@ -15,3 +18,16 @@ FIND_MODULE = (
     + " ".join(f'"{path}"' for path in INITS)
     + '; do [ ! -r "$f" ] || { . "$f"; break; }; done'
 )
+
+
+def load_modules(names: Sequence[str]) -> str:
+    """Lines that load modules, or end the shell.
+
+    Of version 3.2, `module load` ends with 0 whatever happens: one that is not listed then, as an
+    alias is not either, is asked for again.
+    """
+    words = shlex.join(names)
+    return f"""module load {words} || exit 1
+for f in {words}; do
+  [[ :${{LOADEDMODULES-}}: == *:"$f"[:/]* || $(module load "$f" 2>&1) != *ERROR:* ]] || exit 1
+done"""

@@ -16,7 +16,7 @@ from typing import Any, Self
 from manynodes.base.cpus import BINDING, OF_LIBRARIES
 from manynodes.base.environment import MODULES
 from manynodes.base.errors import Refusal
-from manynodes.base.modules import FIND_MODULE
+from manynodes.base.modules import FIND_MODULE, load_modules
 from manynodes.experiment.containers import (
     OF_UV,
     container_lines,
@@ -193,7 +193,7 @@ class UserEnvironment:
         """The words of a command that starts in this environment; bash becomes the command."""
         lines = []
         if self.modules:
-            lines += [FIND_MODULE, f"module load {shlex.join(self.modules)} || exit 1"]
+            lines += [FIND_MODULE, load_modules(self.modules)]
         if self.setup:
             told = 'echo "environment.setup or site_setup: $BASH_COMMAND ended with status $?" >&2'
             lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +euf; trap - ERR"]
