@@ -189,17 +189,22 @@ def test_a_python_of_modules_takes_its_own_torch(tmp_path: Path, monkeypatch) ->
 
 
 def test_a_container_shares_folders_of_any_name(tmp_path: Path) -> None:
-    """For bash, & is what it replaces."""
-    folder = tmp_path / "R&D"
-    folder.mkdir()
+    """For bash, & is what it replaces; and names that begin with a dot are hidden."""
+    folder, files = tmp_path / "R&D", tmp_path / "links"
+    for each in (folder, files):
+        each.mkdir()
+    for name in (".hidden", "..other", "plain"):
+        (tmp_path / name).touch()
+        (files / name).symlink_to(tmp_path / name)
     lines = container_lines("image.sif", [])
     words = "program_here=$1; program_start=$1; program_words=()\n"
+    given = {"PATH": os.environ["PATH"], "TMPDIR": "/nowhere", "LAUNCH_FILES": str(files)}
     done = subprocess.run(
         ["bash", "-c", f'{words}{lines}\nprintf "%s\\n" "${{program_at[@]}}"', "bash", folder],
-        env={"PATH": os.environ["PATH"], "TMPDIR": "/nowhere"}, capture_output=True, text=True,
-        check=True,
+        env=given, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert f"--bind\n{folder}\n" in done.stdout
+    for bound in (folder, *(tmp_path / name for name in (".hidden", "..other", "plain"))):
+        assert f"--bind\n{bound}\n" in done.stdout
 
 
 @pytest.mark.parametrize(("locked", "installed", "taken"), [

@@ -30,6 +30,7 @@ OF_CONTAINER = (
 SHARED = r"""
 # Since bash 5.2, & in a path would be what it replaces.
 shopt -u patsub_replacement 2>/dev/null || :
+shopt -s dotglob
 IFS=$' \t\n'
 program_shared=("${TMPDIR:-/tmp}" "$program_here" "$program_start")
 IFS=: read -ra program_path <<< "${PYTHONPATH:-}"
