@@ -375,6 +375,29 @@ def test_modules_and_setup_replace_nothing_that_a_process_needs(tmp_path: Path) 
         assert not {"MKL_NUM_THREADS", "OMP_PROC_BIND"} & set(found)
 
 
+def test_activation_scripts_of_conda_see_their_own_environment(tmp_path: Path) -> None:
+    """And not the one that a site's module for conda activates."""
+    own_python(tmp_path / "v")
+    scripts = tmp_path / "v/etc/conda/activate.d"
+    scripts.mkdir(parents=True)
+    (scripts / "gdal.sh").write_text(
+        'export GDAL=$CONDA_PREFIX/share WITH="$(command -v python) of ${CONDA_DEFAULT_ENV-none}"\n'
+    )
+    own_python(tmp_path / "base")
+    base = f"CONDA_PREFIX={tmp_path}/base CONDA_DEFAULT_ENV=base PATH={tmp_path}/base/bin"
+    before = dict(word.split("=") for word in base.split())
+    # Of a module, or of the shell in which Snakemake was started.
+    for setup, given in ((f"export {base}:$PATH", {"PATH": "/bin"}),
+                         ("", before | {"PATH": f"{before['PATH']}:/bin"})):  # fmt: skip
+        conda = UserEnvironment.of({"conda": str(tmp_path / "v"), "setup": setup})
+        said = subprocess.run(
+            conda.started(["bash", "-c", 'echo "$GDAL $WITH"; command -v python']),
+            env=conda.variables(given), capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        python = f"{tmp_path}/v/bin/python"
+        assert said == [f"{tmp_path}/v/share {python} of none", python]
+
+
 def test_variables_that_lead_to_ours_reach_no_program() -> None:
     ours = {
         "VIRTUAL_ENV": sys.prefix, "UV_PROJECT": str(ROOT), "UV_PYTHON": sys.executable,

@@ -197,11 +197,15 @@ class UserEnvironment:
         if self.setup:
             told = 'echo "environment.setup or site_setup: $BASH_COMMAND ended with status $?" >&2'
             lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +euf; trap - ERR"]
+        if lines or self.conda:
+            lines += self.lines_of_prefix
         if self.conda:
+            # They read which one is active; a module may have left the name of its own.
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
-            lines.append(f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done')
+            each = f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done'
+            lines += ["unset CONDA_DEFAULT_ENV", each]
         if lines:
-            lines = [BEFORE, *lines, AFTER, *self.lines_of_prefix, *self.lines_of_torch]
+            lines = [BEFORE, *lines, AFTER, *self.lines_of_torch]
         if not (lines or self.container):
             return tuple(words)
         # The paths in them hold where the command was typed, and not where the program starts.
@@ -259,7 +263,7 @@ class UserEnvironment:
             before: this process's own.
         """
         found = {name: value for name, value in before.items() if not is_of_ours(name, value)}
-        if "CONDA_PREFIX" not in found:
+        if self.conda or "CONDA_PREFIX" not in found:
             found = {name: value for name, value in found.items() if not OF_CONDA.fullmatch(name)}
         if self.is_ours:
             return found
