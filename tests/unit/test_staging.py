@@ -334,6 +334,13 @@ def test_only_the_job_s_own_scratch_is_emptied_by_the_scheduler(
 def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path) -> None:
     (tmp_path / "real/bin").mkdir(parents=True)
     (tmp_path / "real/bin/python").touch()
+    # What lies outside stays where it is; the folder has another name in its copy.
+    links = {
+        "../../src": f"{tmp_path}/src", "../../real/bin/python": "python",
+        "..": "..", "python": "python", f"{tmp_path}/env/lib": "../lib", "/usr": "/usr",
+    }  # fmt: skip
+    for number, link in enumerate(links):
+        (tmp_path / f"real/bin/link{number}").symlink_to(link)
     (tmp_path / "env").symlink_to(tmp_path / "real")
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
     done = program("pack", *where, "--name", "x", cwd=tmp_path)
@@ -344,6 +351,8 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
         tarfile.open(fileobj=content, mode="r|") as archive,
     ):
         assert "./bin/python" in archive.getnames()
+        packed = [archive.getmember(f"./bin/link{each}").linkname for each in range(len(links))]
+    assert packed == [*links.values()]
 
 
 @pytest.mark.parametrize("given", [{"python": "link"}, {"conda": "link"}, {"uv": "."}], ids=str)

@@ -159,6 +159,10 @@ def put(
     read: Future[bytes] | None,
 ) -> None:
     if not info.isreg():
+        leads = Path(os.path.normpath(Path(info.name).parent / info.linkname))
+        if info.issym() and ".." in leads.parts:
+            # Out of the folder, which lies elsewhere on a node.
+            info.linkname = os.path.normpath(path.parent / info.linkname)
         for prefix in named.prefixes:
             if info.issym() and Path(info.linkname).is_relative_to(prefix):
                 inner = Path(info.linkname).relative_to(prefix)
