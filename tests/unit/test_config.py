@@ -892,6 +892,15 @@ def test_models_and_weights_of_single_runs_are_relative_to_the_configuration(tmp
     assert with_table(config, [tmp_path], BUILT_IN)["runs"] == expected[:1]
 
 
+def test_a_file_of_hosts_is_relative_to_the_configuration(tmp_path) -> None:
+    """A name of a host is one also if a folder has it, and so is each of a list."""
+    (tmp_path / "hosts.txt").write_text("a\nb\n")
+    (tmp_path / "a").mkdir()
+    file = os.path.relpath(tmp_path / "hosts.txt")
+    for given, hosts in (("hosts.txt", file), ("a", "a"), (["hosts.txt", "b"], ["hosts.txt", "b"])):
+        assert with_paths({"hosts": given}, [tmp_path], BUILT_IN)["hosts"] == hosts
+
+
 def test_cells_of_a_table_may_be_lists_and_mappings(tmp_path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text('model_args,flip\n"{width: 4, kernels: [3, 5]}",TRUE\n')

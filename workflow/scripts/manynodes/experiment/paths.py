@@ -86,6 +86,8 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         return form(value) if isinstance(value, str) else value
 
     found = {key: changed(key, value, keys.properties) for key, value in config.items()}
+    if isinstance(file := config.get("hosts"), str):  # those of a list are names
+        found["hosts"] = of_word(file)
     if isinstance(rows := config.get("runs"), list):
         found["runs"] = [
             with_paths(row, folders, keys) if isinstance(row, Mapping) else row for row in rows
