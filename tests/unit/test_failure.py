@@ -366,13 +366,27 @@ def test_what_failed_before_it_was_told_to_stop_has_failed() -> None:
         assert found.failure == Failure("stopped", Kind.PREEMPTED)
 
 
-def test_what_ended_well_because_it_was_told_to_end_is_named_if_nothing_else_is_known() -> None:
+def test_what_ended_because_it_was_told_to_end_is_named_if_nothing_else_is_known() -> None:
     ended = rank(1, 0, 2.0)
     line = "rank 1 on n2 was told to end, and ended with status 0, not with 75"
     assert judged(first_failure(FAILED, [ended], [], "7")) == (line, Kind.FAILED, "")
-    assert first_failure(FAILED, [ended], [TIMED_OUT], "7").failure.line.startswith("Slurm ended")
+    # The first of those that say nothing, which has ended the others.
+    quiet = [replace(rank(0, -15, 3.0, gpu="PCI 1"), told=True),
+             replace(rank(1, -15, 2.0), told=True)]  # fmt: skip
+    line = "rank 1 on n2 was told to end, and was ended by SIGTERM"
+    assert judged(first_failure(FAILED, quiet, [], None)) == (line, Kind.FAILED, "")
+    late = replace(rank(1, -9, 2.0), told=True, late=25)
+    assert first_failure(FAILED, [late], [], None).failure.line == late.error
     own = rank(0, 1, 3.0, "ValueError: x")
-    assert first_failure(FAILED, [ended, own], [], "7").failure.line == own.error
+    for first in ([ended], quiet, [late]):
+        found = first_failure(FAILED, first, [TIMED_OUT], "7")
+        assert found.failure.line.startswith("Slurm ended")
+        assert first_failure(FAILED, [*first, own], [], "7").failure.line == own.error
+        killed = first_failure(KILLED_FIRST, first, [], None)
+        assert killed.failure.line == f"the command of node 0 {KILLED}"
+    for saved in (stopped(0, "SIGTERM", 2.0, saved=True), replace(ended, time=9.0)):
+        alone = first_failure(FAILED, [saved], [], None)
+        assert first_failure(FAILED, [saved, *quiet], [], None) == alone
 
 
 NODE_LOST = Trouble("n3 is lost: it has not answered for 20 s", "n3", Cause.NODE_LOST)
