@@ -14,8 +14,9 @@ from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.failure import Again, Failure, Kind, recorded
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending, records
-from manynodes.launching.first_failure import First, Source, of_unknown_ends
+from manynodes.launching.first_failure import First, Source, of_unknown_ends, said_of
 from manynodes.launching.first_failure import first_failure as found_failure
+from manynodes.launching.restarts import MOST_UNTOLD, SHORT, Progress, Starts
 from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
@@ -265,6 +266,88 @@ def test_a_restart_that_gets_no_further_is_tried_on_other_nodes_unless_it_was_ca
     cancelled = Outcome(stopped=True, failed=0, status=1)
     for endings in ([], [killed], [stopped(0, "SIGTERM", 1.0)]):
         assert not after_restart(cancelled, endings, Source("srun")).again
+
+
+LAST = frozenset({("last.pt", 9)})
+GIVEN_UP = "failed in this way and got no further; does it continue from what it has saved?"
+
+
+def starts_of(
+    progress: list[Progress], said: list[str], reasons: list[str], kind: Kind = Kind.FAILED
+) -> list[First]:
+    """What is judged of each start of a program until it is not started again: they are long, have
+    saved, and another rank fails each time.
+    """
+    starts, found = Starts(Progress()), []
+    for number, (reached, word, reason) in enumerate(zip(progress, said, reasons, strict=True)):
+        who = f"rank {number}"
+        failure = Failure(f"{who} on n1{reason}", kind, who, "n1")
+        first = First(failure, (), True, True, True, said=frozenset({word} if word else ()))
+        found.append(starts.judged(first, SHORT + 1.0, reached))
+        if not found[-1].in_place:
+            break
+    return found
+
+
+MANY = 2 * MOST_UNTOLD
+SAME = [": ValueError: bad row in epoch 3"] * MANY
+NOTHING = [Progress()] * MANY
+
+
+@pytest.mark.parametrize(
+    ("progress", "said", "reasons", "kind", "starts"),
+    [
+        # What it says, or rows that it writes again, are those of an earlier start.
+        (NOTHING, ["step 100"] * MANY, SAME, Kind.FAILED, 4),
+        (NOTHING, ["step 100", "step 200"] * MOST_UNTOLD, SAME, Kind.FAILED, 5),
+        ([Progress(("", 3), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
+         Kind.FAILED, 4),
+        # Its files only: they may be of later epochs.
+        ([Progress(files=LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
+        ([Progress(("", 3), 7, LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
+        # It gets further, or fails otherwise each time.
+        (NOTHING, [f"step {each}" for each in range(MANY)], SAME, Kind.FAILED, MANY),
+        ([Progress(("", each), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
+         Kind.FAILED, MANY),
+        ([Progress(files=frozenset({(f"{each}.pt", 9)})) for each in range(MANY)], [""] * MANY,
+         SAME, Kind.FAILED, MANY),
+        (NOTHING, ["step 100"] * MANY, [f": row {each}" for each in range(MANY)],
+         Kind.FAILED, MANY),
+        # It was preempted.
+        (NOTHING, ["step 100"] * MANY, SAME, Kind.PREEMPTED, MANY),
+    ],
+)  # fmt: skip
+def test_starts_that_fail_alike_and_get_no_further_come_to_an_end(
+    progress: list[Progress], said: list[str], reasons: list[str], kind: Kind, starts: int
+) -> None:
+    *before, last = starts_of(progress, said, reasons, kind)
+    assert len(before) + 1 == starts
+    assert all(each.in_place and each.again and not each.failure.after for each in before)
+    assert (last.in_place, last.again) == (starts == MANY,) * 2
+    number = 3 if starts < 6 else MOST_UNTOLD
+    assert last.failure.after == (f"the last {number} starts {GIVEN_UP}" if starts < MANY else "")
+
+
+def test_only_words_with_a_number_say_how_far_a_program_is() -> None:
+    words = [
+        rank(each, 1, 1.0, saved=word) for each, word in enumerate(("step 9", True, "last.pt"))
+    ]
+    assert said_of([*words, rank(3, 1, 1.0)]) == {"step 9"}
+
+
+@pytest.mark.parametrize(
+    ("restarts", "saved", "seconds", "requeued"),
+    [(2, False, 1.0, True), (3, False, 1.0, False), (3, True, 1.0, True), (3, False, 99.0, True)],
+)
+def test_a_job_that_ends_at_once_and_saves_nothing_is_requeued_a_few_times(
+    restarts: int, saved: bool, seconds: float, requeued: bool
+) -> None:
+    """One that runs until its time is up may save without a word."""
+    first = First(Failure("stopped", Kind.PREEMPTED), again=True, saved=saved)
+    found = Starts(Progress(), restarts).judged(first, seconds, Progress())
+    assert found.again == requeued
+    line = "the job was restarted 3 times, and this start saved nothing new in less than 60 s"
+    assert found.failure.after == ("" if requeued else line)
 
 
 def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:

@@ -25,6 +25,7 @@ class First:
             a lost node. False after a scheduler's signal. `launch` bounds the starts that save
             nothing more.
         saved: whether the program had saved something new in this start.
+        said: how far it was when it saved, see `said_of`.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
         stopped: `launch` was asked to stop while the program ran.
@@ -36,6 +37,7 @@ class First:
     saved: bool = False
     in_place: bool = False
     stopped: bool = False
+    said: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,14 @@ def first_failure(
     lives_on = source.starter == "srun" and outcome.status < 0
     in_place = changed and not (source.node_lost or lives_on)
     return First(failure, again=again, saved=changed, in_place=in_place)
+
+
+def said_of(endings: Sequence[Ending]) -> frozenset[str]:
+    """What the processes report of their last save. Without a number it names no place that a
+    program gets to once.
+    """
+    texts = (str(ending.report.get("saved", "")) for ending in endings)
+    return frozenset(text for text in texts if re.search(r"\d", text))
 
 
 def of_unknown_ends(
