@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from manynodes.base.timeouts import SUPERVISE_GRACE
+from manynodes.base.timeouts import START_UP, SUPERVISE_GRACE
 from manynodes.checkpointing import incidents
 from programs import SCRIPTS, program
 from simulated.nccl_texts import WATCHDOG
@@ -348,6 +348,23 @@ def test_a_program_that_begins_anew_each_time_is_given_up(tmp_path, alone: bool)
         done.stderr,
         re.MULTILINE,
     ), done.stderr
+
+
+def test_shortly_before_the_deadline_of_the_shell_nothing_is_started_again(tmp_path) -> None:
+    """A failure is told, and not that the deadline of a further start is over."""
+    script, log = tmp_path / "program.py", tmp_path / "logs/log.txt"
+    script.write_text(
+        "import os, sys, pathlib\n"
+        "pathlib.Path(os.environ['LAUNCH_REPORT']).write_text('{\"saved\": \"step 7\"}')\n"
+        "sys.exit(3)\n"
+    )
+    for seconds, again in ((START_UP - 10, 0), (1000 * START_UP, 2)):
+        deadline = os.environ | {"LAUNCH_STOP_AT": str(time.time() + seconds)}
+        done = program("launch", *ALONE, "--restart", "--log", log, "--", script, env=deadline)
+        assert done.returncode == 1
+        assert done.stderr.count("starting again") == again, done.stderr
+        found = json.loads((tmp_path / "logs/failure.json").read_text())
+        assert re.fullmatch(r"node 0 on \S+ ended with status 3", found["reason"])
 
 
 def test_a_killed_supervisor_is_replaced_if_the_program_has_written_a_snapshot(tmp_path) -> None:

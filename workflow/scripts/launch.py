@@ -319,6 +319,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         job = scheduler.example(args.nodes) if example else scheduler.allocation(args.nodes)
         if not (job.one_machine or example):
             refuse_ipv6_only(job.addresses)
+        refuse_past_deadline(job)
         program = Program(args, scheduler, launcher, geometry, gpus, job)
         if args.dry_run:
             with program.step() as step:
@@ -481,12 +482,13 @@ class Program:
             tell_restart(first, number, args, log)
 
     def has_time(self) -> bool:
-        """Whether the job's time allows another start."""
+        """Whether the job's time, or the deadline of the shell, allows another start."""
         end = self.job.end
         # The scheduler may not answer now.
         with suppress(Refusal):
             end = self.scheduler.end(self.job)
-        return end is None or time.time() < end - BEFORE_THE_END - START_UP
+        stop_at = end - BEFORE_THE_END if end else Environment.read().stop_at
+        return stop_at is None or time.time() < stop_at - START_UP
 
     def run(self, log: Log, stop: Stop, restarted: bool) -> First | None:
         """Run the program once; with --collect, write the nodes' reports to a file.
@@ -790,15 +792,12 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
     )
 
 
-def private_variables(
-    args: argparse.Namespace, scheduler: Scheduler, job: Allocation
-) -> dict[str, str]:
-    """The variables that must not stand on a command line, which every user of a node can read.
+def refuse_past_deadline(job: Allocation) -> None:
+    """Refuse to start if the deadline that the shell has given is over.
 
     Raises:
-        Refusal: the deadline that the shell has given is over.
+        Refusal: it is over, or no number.
     """
-    stop_at = job.end - BEFORE_THE_END if job.end else None
     # What an outer job has left in the environment does not matter where this one has an end.
     given = None if job.end else Environment.read().stop_at
     if given is not None and not given > time.time():
@@ -806,10 +805,16 @@ def private_variables(
             f"LAUNCH_STOP_AT: {given:.0f} is not in the future; unset it, or give the seconds "
             "since 1970 at which to stop"
         )
+
+
+def private_variables(
+    args: argparse.Namespace, scheduler: Scheduler, job: Allocation
+) -> dict[str, str]:
+    """The variables that must not stand on a command line, which every user of a node can read."""
     contract = Environment(
         owner=job.owner,
         secret=signing.new_secret(),
-        stop_at=stop_at,
+        stop_at=job.end - BEFORE_THE_END if job.end else None,
         timeout=args.timeout,
         job_scratch=scheduler.job_scratch,
     )
