@@ -538,16 +538,10 @@ class Program:
             return None
         source = Source(scheduler.starter.format(outcome.failed or 0), lost or said, job.inspect)
         endings = [Ending(**each) for each in sent(lines, "ending")]
+        # A supervisor that was killed has not told what its rank had saved.
+        changed = state_of(args) != before
         first = first_failure(
-            outcome,
-            endings,
-            seen,
-            output.errors,
-            source,
-            restarted,
-            finished,
-            # A supervisor that was killed has not told what its rank had saved.
-            changed=state_of(args) != before,
+            outcome, endings, seen, output.errors, source, restarted, finished, changed
         )
         # With --output a supervisor has named the place.
         words = frozenset() if args.trains else said_of(endings)
