@@ -16,7 +16,7 @@ from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending, records
 from manynodes.launching.first_failure import First, Source, of_unknown_ends, said_of
 from manynodes.launching.first_failure import first_failure as found_failure
-from manynodes.launching.restarts import MOST_UNTOLD, SHORT, Progress, Starts
+from manynodes.launching.restarts import MOST_UNTOLD, SHORT, Reached, Starts
 from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
@@ -273,12 +273,12 @@ GIVEN_UP = "failed in this way and got no further; does it continue from what it
 
 
 def starts_of(
-    progress: list[Progress], said: list[str], reasons: list[str], kind: Kind = Kind.FAILED
+    progress: list[Reached], said: list[str], reasons: list[str], kind: Kind = Kind.FAILED
 ) -> list[First]:
     """What is judged of each start of a program until it is not started again: they are long, have
     saved, and another rank fails each time.
     """
-    starts, found = Starts(Progress()), []
+    starts, found = Starts(Reached()), []
     for number, (reached, word, reason) in enumerate(zip(progress, said, reasons, strict=True)):
         who = f"rank {number}"
         failure = Failure(f"{who} on n1{reason}", kind, who, "n1")
@@ -289,9 +289,14 @@ def starts_of(
     return found
 
 
+def numbers(*limits: int) -> frozenset[bytes]:
+    """Counts of a table."""
+    return frozenset(str(each).encode() for each in range(*limits))
+
+
 MANY = 2 * MOST_UNTOLD
 SAME = [": ValueError: bad row in epoch 3"] * MANY
-NOTHING = [Progress()] * MANY
+NOTHING = [Reached()] * MANY
 
 
 @pytest.mark.parametrize(
@@ -300,16 +305,20 @@ NOTHING = [Progress()] * MANY
         # What it says, or rows that it writes again, are those of an earlier start.
         (NOTHING, ["step 100"] * MANY, SAME, Kind.FAILED, 4),
         (NOTHING, ["step 100", "step 200"] * MOST_UNTOLD, SAME, Kind.FAILED, 5),
-        ([Progress(("", 3), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
+        ([Reached("", numbers(3), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
          Kind.FAILED, 4),
         # Its files only: they may be of later epochs.
-        ([Progress(files=LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
-        ([Progress(("", 3), 7, LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
+        ([Reached(files=LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
+        ([Reached("", numbers(3), 7, LAST)] * MANY, [""] * MANY, SAME,
+         Kind.FAILED, 1 + MOST_UNTOLD),
         # It gets further, or fails otherwise each time.
         (NOTHING, [f"step {each}" for each in range(MANY)], SAME, Kind.FAILED, MANY),
-        ([Progress(("", each), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
+        ([Reached("", numbers(each), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
          Kind.FAILED, MANY),
-        ([Progress(files=frozenset({(f"{each}.pt", 9)})) for each in range(MANY)], [""] * MANY,
+        # Each start writes a table of its own, with the counts where it continued.
+        ([Reached("", numbers(each, each + 2), each, LAST) for each in range(MANY)], [""] * MANY,
+         SAME, Kind.FAILED, MANY),
+        ([Reached(files=frozenset({(f"{each}.pt", 9)})) for each in range(MANY)], [""] * MANY,
          SAME, Kind.FAILED, MANY),
         (NOTHING, ["step 100"] * MANY, [f": row {each}" for each in range(MANY)],
          Kind.FAILED, MANY),
@@ -318,7 +327,7 @@ NOTHING = [Progress()] * MANY
     ],
 )  # fmt: skip
 def test_starts_that_fail_alike_and_get_no_further_come_to_an_end(
-    progress: list[Progress], said: list[str], reasons: list[str], kind: Kind, starts: int
+    progress: list[Reached], said: list[str], reasons: list[str], kind: Kind, starts: int
 ) -> None:
     *before, last = starts_of(progress, said, reasons, kind)
     assert len(before) + 1 == starts
@@ -344,7 +353,7 @@ def test_a_job_that_ends_at_once_and_saves_nothing_is_requeued_a_few_times(
 ) -> None:
     """One that runs until its time is up may save without a word."""
     first = First(Failure("stopped", Kind.PREEMPTED), again=True, saved=saved)
-    found = Starts(Progress(), restarts).judged(first, seconds, Progress())
+    found = Starts(Reached(), restarts).judged(first, seconds, Reached())
     assert found.again == requeued
     line = "the job was restarted 3 times, and this start saved nothing new in less than 60 s"
     assert found.failure.after == ("" if requeued else line)

@@ -81,7 +81,7 @@ from manynodes.launching.logs import (
 )
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
-from manynodes.launching.restarts import Progress, Starts
+from manynodes.launching.restarts import Reached, Starts
 from manynodes.launching.time_limit import warn_of_a_lower_limit
 from manynodes.launching.unfinished import place_of_unfinished, told_of_unfinished
 from manynodes.launching.whereabouts import Whereabouts
@@ -456,7 +456,7 @@ class Program:
         args = self.args
         # Without an owner, which counts starts of a requeued job from the same state.
         restarts = self.job.restarts if args.restart and not args.state else 0
-        starts = Starts(progress(args), restarts)
+        starts = Starts(reached(args), restarts)
         for number in count(1):
             began = time.monotonic()
             first = self.run(log, stop, restarted=number > 1)
@@ -469,7 +469,7 @@ class Program:
                     incidents.add(args.state, incidents.EDITED, EDITED)
                 end(args)
                 return
-            first = starts.judged(first, time.monotonic() - began, progress(args))
+            first = starts.judged(first, time.monotonic() - began, reached(args))
             in_place = args.restart and first.in_place and not stop.asked
             if in_place and args.trains and has_changed(args):
                 # What it would save would be of two programs.
@@ -696,10 +696,10 @@ def keep_logs(logs: Path, kept: Path) -> None:
                 link_or_copy(logs / name, kept / f"{number:06}.log")
 
 
-def progress(args: argparse.Namespace) -> Progress:
+def reached(args: argparse.Namespace) -> Reached:
     """How far the run is, as far as its files tell."""
     if not args.state:
-        return Progress()
+        return Reached()
     files = sizes_saved(Folders(args.output), task_of(args)) if args.trains else frozenset()
     lines = []
     with suppress(OSError):
@@ -707,7 +707,7 @@ def progress(args: argparse.Namespace) -> Progress:
     counts = [line.partition(b",")[0] for line in lines]
     earlier = (line for line, at in zip(lines, counts, strict=True) if at != counts[-1])
     rows = hash(frozenset(earlier))
-    return Progress((newest_state(args.state), len({*counts})), rows, files)
+    return Reached(newest_state(args.state), frozenset(counts), rows, files)
 
 
 def newest_state(states: Path) -> str:

@@ -21,17 +21,18 @@ MOST_UNTOLD = 10
 
 
 @dataclass(frozen=True)
-class Progress:
+class Reached:
     """How far a program is, as far as its files tell.
 
     Attributes:
-        furthest: name of the furthest state, which has epoch and step, and number of different
-            counts in a program's metrics.csv.
+        state: name of the furthest state of the built-in trainer, which has epoch and step.
+        counts: in a program's metrics.csv.
         rows: changes when the program writes other numbers for counts before its newest.
         files: names and bytes of what the program continues from.
     """
 
-    furthest: tuple[str, int] = ("", 0)
+    state: str = ""
+    counts: frozenset[bytes] = frozenset()
     rows: int = 0
     files: frozenset[tuple[str, int]] = frozenset()
 
@@ -41,18 +42,18 @@ class Starts:
     """The starts of a program in this job.
 
     Attributes:
-        progress: at the end of the last one; at first, what an earlier job has left.
+        reached: at the end of the last one; at first, what an earlier job has left.
         restarts: how often the scheduler has started the job again, if no owner of a run counts
             starts without progress; otherwise 0.
         failed: how the last one has failed.
-        known: names of files with their bytes, and words of the program, by which another start
-            gets no further.
+        known: counts, names of files with their bytes, and words of the program, by which another
+            start gets no further.
         short, fruitless, told, untold: how many of the last ones in a row were short, saved
             nothing new, or failed alike and got no further: as the program has told, or at least
             as far as its files tell.
     """
 
-    progress: Progress
+    reached: Reached
     restarts: int = 0
     failed: str = ""
     known: set[object] = field(default_factory=set)
@@ -62,20 +63,21 @@ class Starts:
     untold: int = 0
 
     def __post_init__(self) -> None:
-        self.known |= self.progress.files
+        self.known |= self.reached.files | self.reached.counts
 
-    def judged(self, first: First, seconds: float, progress: Progress) -> First:
+    def judged(self, first: First, seconds: float, reached: Reached) -> First:
         """What may be done about a failure after all of these starts.
 
         Args:
             first: of one more start.
             seconds: that it has lasted.
-            progress: at its end.
+            reached: at its end.
         """
-        further = progress.furthest > self.progress.furthest
+        # A program may write its table anew, with the counts of this start alone.
+        further = reached.state > self.reached.state or bool(reached.counts - self.known)
         self.short = self.short + 1 if seconds < SHORT and not further else 0
         self.fruitless = 0 if first.saved else self.fruitless + 1
-        self.compare(first, further, progress)
+        self.compare(first, further, reached)
         if self.fruitless == MOST_FRUITLESS:
             # The nodes may be the cause.
             said = f"the last {self.fruitless} starts saved nothing new"
@@ -93,18 +95,18 @@ class Starts:
             first = given_up(first, f"{line}in less than {SHORT} s")
         return first
 
-    def compare(self, first: First, further: bool, progress: Progress) -> None:
+    def compare(self, first: First, further: bool, reached: Reached) -> None:
         """Count a start that has failed as the one before, and told of nothing that is new."""
         failure = first.failure
         failed = failure.reason.removeprefix(f"{failure.who} on {failure.where}")
         # One that goes on leaves earlier rows as they are.
-        repeats = progress.rows != self.progress.rows
-        new = {*progress.files, *first.said} - self.known
+        repeats = reached.rows != self.reached.rows
+        new = {*reached.counts, *reached.files, *first.said} - self.known
         alike = failed == self.failed and failure.kind != Kind.PREEMPTED and not (further or new)
         self.untold = self.untold + 1 if alike else 0
         self.told = self.told + 1 if alike and (first.said or repeats) else 0
         self.known |= new
-        self.failed, self.progress = failed, progress
+        self.failed, self.reached = failed, reached
 
 
 def given_up(first: First, why: str) -> First:
