@@ -14,8 +14,9 @@ from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.failure import Again, Failure, Kind, recorded
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending, records
-from manynodes.launching.first_failure import First, Source, of_unknown_ends
+from manynodes.launching.first_failure import First, Source, of_unknown_ends, said_of
 from manynodes.launching.first_failure import first_failure as found_failure
+from manynodes.launching.restarts import MOST_UNTOLD, SHORT, Reached, Starts
 from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
@@ -267,6 +268,97 @@ def test_a_restart_that_gets_no_further_is_tried_on_other_nodes_unless_it_was_ca
         assert not after_restart(cancelled, endings, Source("srun")).again
 
 
+LAST = frozenset({("last.pt", 9)})
+GIVEN_UP = "failed in this way and got no further; does it continue from what it has saved?"
+
+
+def starts_of(
+    progress: list[Reached], said: list[str], reasons: list[str], kind: Kind = Kind.FAILED
+) -> list[First]:
+    """What is judged of each start of a program until it is not started again: they are long, have
+    saved, and another rank fails each time.
+    """
+    starts, found = Starts(Reached()), []
+    for number, (reached, word, reason) in enumerate(zip(progress, said, reasons, strict=True)):
+        who = f"rank {number}"
+        failure = Failure(f"{who} on n1{reason}", kind, who, "n1")
+        first = First(failure, (), True, True, True, said=frozenset({word} if word else ()))
+        found.append(starts.judged(first, SHORT + 1.0, reached))
+        if not found[-1].in_place:
+            break
+    return found
+
+
+def numbers(*limits: int) -> frozenset[bytes]:
+    """Counts of a table."""
+    return frozenset(str(each).encode() for each in range(*limits))
+
+
+MANY = 2 * MOST_UNTOLD
+SAME = [": ValueError: bad row in epoch 3"] * MANY
+NOTHING = [Reached()] * MANY
+
+
+@pytest.mark.parametrize(
+    ("progress", "said", "reasons", "kind", "starts"),
+    [
+        # What it says, or rows that it writes again, are those of an earlier start.
+        (NOTHING, ["step 100"] * MANY, SAME, Kind.FAILED, 4),
+        (NOTHING, ["step 100", "step 200"] * MOST_UNTOLD, SAME, Kind.FAILED, 5),
+        ([Reached("", numbers(3), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
+         Kind.FAILED, 4),
+        # Its files only: they may be of later epochs.
+        ([Reached(files=LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
+        ([Reached("", numbers(3), 7, LAST)] * MANY, [""] * MANY, SAME,
+         Kind.FAILED, 1 + MOST_UNTOLD),
+        # It gets further, or fails otherwise each time.
+        (NOTHING, [f"step {each}" for each in range(MANY)], SAME, Kind.FAILED, MANY),
+        ([Reached("", numbers(each), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
+         Kind.FAILED, MANY),
+        # Each start writes a table of its own, with the counts where it continued.
+        ([Reached("", numbers(each, each + 2), each, LAST) for each in range(MANY)], [""] * MANY,
+         SAME, Kind.FAILED, MANY),
+        ([Reached(files=frozenset({(f"{each}.pt", 9)})) for each in range(MANY)], [""] * MANY,
+         SAME, Kind.FAILED, MANY),
+        (NOTHING, ["step 100"] * MANY, [f": row {each}" for each in range(MANY)],
+         Kind.FAILED, MANY),
+        # It was preempted.
+        (NOTHING, ["step 100"] * MANY, SAME, Kind.PREEMPTED, MANY),
+    ],
+)  # fmt: skip
+def test_starts_that_fail_alike_and_get_no_further_come_to_an_end(
+    progress: list[Reached], said: list[str], reasons: list[str], kind: Kind, starts: int
+) -> None:
+    *before, last = starts_of(progress, said, reasons, kind)
+    assert len(before) + 1 == starts
+    assert all(each.in_place and each.again and not each.failure.after for each in before)
+    assert (last.in_place, last.again) == (starts == MANY,) * 2
+    number = 3 if starts < 6 else MOST_UNTOLD
+    assert last.failure.after == (f"the last {number} starts {GIVEN_UP}" if starts < MANY else "")
+
+
+def test_only_words_with_a_number_say_how_far_a_program_is() -> None:
+    words = [
+        rank(each, 1, 1.0, saved=word) for each, word in enumerate(("step 9", True, "last.pt"))
+    ]
+    assert said_of([*words, rank(3, 1, 1.0)]) == {"step 9"}
+
+
+@pytest.mark.parametrize(
+    ("restarts", "saved", "seconds", "requeued"),
+    [(2, False, 1.0, True), (3, False, 1.0, False), (3, True, 1.0, True), (3, False, 99.0, True)],
+)
+def test_a_job_that_ends_at_once_and_saves_nothing_is_requeued_a_few_times(
+    restarts: int, saved: bool, seconds: float, requeued: bool
+) -> None:
+    """One that runs until its time is up may save without a word."""
+    first = First(Failure("stopped", Kind.PREEMPTED), again=True, saved=saved)
+    found = Starts(Reached(), restarts).judged(first, seconds, Reached())
+    assert found.again == requeued
+    line = "the job was restarted 3 times, and this start saved nothing new in less than 60 s"
+    assert found.failure.after == ("" if requeued else line)
+
+
 def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
     said = "gloo/transport/tcp/unbound_buffer.cc:81: Timed out waiting 10000ms for recv operation"
     waited = rank(0, 1, 1.0, f"RuntimeError: [{said}]")
@@ -366,13 +458,27 @@ def test_what_failed_before_it_was_told_to_stop_has_failed() -> None:
         assert found.failure == Failure("stopped", Kind.PREEMPTED)
 
 
-def test_what_ended_well_because_it_was_told_to_end_is_named_if_nothing_else_is_known() -> None:
+def test_what_ended_because_it_was_told_to_end_is_named_if_nothing_else_is_known() -> None:
     ended = rank(1, 0, 2.0)
     line = "rank 1 on n2 was told to end, and ended with status 0, not with 75"
     assert judged(first_failure(FAILED, [ended], [], "7")) == (line, Kind.FAILED, "")
-    assert first_failure(FAILED, [ended], [TIMED_OUT], "7").failure.line.startswith("Slurm ended")
+    # The first of those that say nothing, which has ended the others.
+    quiet = [replace(rank(0, -15, 3.0, gpu="PCI 1"), told=True),
+             replace(rank(1, -15, 2.0), told=True)]  # fmt: skip
+    line = "rank 1 on n2 was told to end, and was ended by SIGTERM"
+    assert judged(first_failure(FAILED, quiet, [], None)) == (line, Kind.FAILED, "")
+    late = replace(rank(1, -9, 2.0), told=True, late=25)
+    assert first_failure(FAILED, [late], [], None).failure.line == late.error
     own = rank(0, 1, 3.0, "ValueError: x")
-    assert first_failure(FAILED, [ended, own], [], "7").failure.line == own.error
+    for first in ([ended], quiet, [late]):
+        found = first_failure(FAILED, first, [TIMED_OUT], "7")
+        assert found.failure.line.startswith("Slurm ended")
+        assert first_failure(FAILED, [*first, own], [], "7").failure.line == own.error
+        killed = first_failure(KILLED_FIRST, first, [], None)
+        assert killed.failure.line == f"the command of node 0 {KILLED}"
+    for saved in (stopped(0, "SIGTERM", 2.0, saved=True), replace(ended, time=9.0)):
+        alone = first_failure(FAILED, [saved], [], None)
+        assert first_failure(FAILED, [saved, *quiet], [], None) == alone
 
 
 NODE_LOST = Trouble("n3 is lost: it has not answered for 20 s", "n3", Cause.NODE_LOST)

@@ -509,21 +509,28 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     await_end(ours)
 
 
-@pytest.mark.parametrize(("status", "paused"), [(0, False), (75, True)])
-def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work(
-    tmp_path, status: int, paused: bool
+@pytest.mark.parametrize(
+    ("how", "paused", "status", "said"),
+    [
+        ("lambda *_: sys.exit()", False, 1, "ended with status 0, not with 75"),
+        ("lambda *_: sys.exit(75)", True, 75, "stopped"),
+        ("signal.SIG_DFL", False, 1, "was told to end, and was ended by SIGTERM"),
+    ],
+)
+def test_a_program_that_ends_because_its_supervisor_was_stopped_has_not_done_its_work(
+    tmp_path, how: str, paused: bool, status: int, said: str
 ) -> None:
-    """And one that is paused (SIGSTOP) hears that it is to end."""
+    """It is named; and one that is paused (SIGSTOP) hears that it is to end."""
     begun = tmp_path / "begun"
     path = script(
         tmp_path,
         "import pathlib, signal, sys, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))\n"
+        f"signal.signal(signal.SIGTERM, {how})\n"
         f"pathlib.Path({str(begun)!r}).touch()\n"
         "time.sleep(1e9)\n",
     )
     command = [sys.executable, str(SCRIPTS / "launch.py"), "--launcher", "none", "--", str(path)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(begun.exists, process)
     ours = [
         path for path in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(path)
@@ -533,7 +540,9 @@ def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work
         (its_own,) = [each for each in ours if runs(each, path.name) and each != supervise]
         os.kill(int(its_own.name), signal.SIGSTOP)
     os.kill(int(supervise.name), signal.SIGTERM)
-    assert process.wait() == (status or 1)
+    _, told = process.communicate()
+    assert process.returncode == status
+    assert re.search(rf"^launch: \w+ (failed|was interrupted): node 0 on \S+ .*{said}", told, re.M)
 
 
 @pytest.mark.faults

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from manynodes.base.timeouts import SUPERVISE_GRACE
+from manynodes.base.timeouts import START_UP, SUPERVISE_GRACE
 from manynodes.checkpointing import incidents
 from programs import SCRIPTS, program
 from simulated.nccl_texts import WATCHDOG
@@ -311,6 +311,60 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
     assert done.stderr.count("starting again") == 3
     assert done.returncode == (fruitless == 3), done.stderr
     assert ("; the last 3 starts saved nothing new" in done.stderr) == (fruitless == 3)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["report", "rows"])
+def test_a_program_that_begins_anew_each_time_is_given_up(tmp_path, alone: bool) -> None:
+    """However long its starts are: here none counts as short."""
+    script, driver = tmp_path / "program.py", tmp_path / "launch_long.py"
+    script.write_text(
+        dedent("""
+        import os, pathlib, time
+
+        if report := os.environ.get("LAUNCH_REPORT"):
+            pathlib.Path(report).write_text('{"saved": "epoch 2"}')
+        for epoch in (1, 2):
+            if state := os.environ.get("LAUNCH_STATE"):
+                pathlib.Path(state, f"epoch{epoch}.pt").write_text("weights")
+                with open("metrics.csv", "a") as file:
+                    print(epoch, time.time(), sep=",", file=file)
+        raise ValueError("bad row in epoch 3")
+        """)
+    )
+    driver.write_text(
+        f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        "import launch\nfrom manynodes.launching import restarts\n"
+        "restarts.SHORT = 0\nlaunch.main()\n"
+    )
+    output = [] if alone else ["--output", tmp_path / "run"]
+    command = [sys.executable, driver, *ALONE, "--restart", *output, "--"]
+    command += [script] if alone else [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("starting again, with what was saved") == 3, done.stderr
+    assert re.search(
+        r"ValueError: bad row in epoch 3; .*the last 3 starts failed in this way and got no "
+        r"further; does it continue from what it has saved\?$",
+        done.stderr,
+        re.MULTILINE,
+    ), done.stderr
+
+
+def test_shortly_before_the_deadline_of_the_shell_nothing_is_started_again(tmp_path) -> None:
+    """A failure is told, and not that the deadline of a further start is over."""
+    script, log = tmp_path / "program.py", tmp_path / "logs/log.txt"
+    script.write_text(
+        "import os, sys, pathlib\n"
+        "pathlib.Path(os.environ['LAUNCH_REPORT']).write_text('{\"saved\": \"step 7\"}')\n"
+        "sys.exit(3)\n"
+    )
+    for seconds, again in ((START_UP - 10, 0), (1000 * START_UP, 2)):
+        deadline = os.environ | {"LAUNCH_STOP_AT": str(time.time() + seconds)}
+        done = program("launch", *ALONE, "--restart", "--log", log, "--", script, env=deadline)
+        assert done.returncode == 1
+        assert done.stderr.count("starting again") == again, done.stderr
+        found = json.loads((tmp_path / "logs/failure.json").read_text())
+        assert re.fullmatch(r"node 0 on \S+ ended with status 3", found["reason"])
 
 
 def test_a_killed_supervisor_is_replaced_if_the_program_has_written_a_snapshot(tmp_path) -> None:

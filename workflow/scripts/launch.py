@@ -60,7 +60,13 @@ from manynodes.launching.agents import (
     watched,
 )
 from manynodes.launching.endings import Ending, sent
-from manynodes.launching.first_failure import First, Source, first_failure, of_unknown_ends
+from manynodes.launching.first_failure import (
+    First,
+    Source,
+    first_failure,
+    of_unknown_ends,
+    said_of,
+)
 from manynodes.launching.gpus import claimed_gpus, usable_gpus
 from manynodes.launching.launchers import Geometry, Launcher
 from manynodes.launching.logs import (
@@ -75,23 +81,18 @@ from manynodes.launching.logs import (
 )
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
+from manynodes.launching.restarts import Reached, Starts
 from manynodes.launching.time_limit import warn_of_a_lower_limit
 from manynodes.launching.unfinished import place_of_unfinished, told_of_unfinished
 from manynodes.launching.whereabouts import Whereabouts
 from manynodes.programs import attempt
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
-from manynodes.programs.rank import place_saved, saved_now
+from manynodes.programs.rank import place_saved, saved_now, sizes_saved
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, Trouble
 
-# Starts in a row that save nothing new, after which a program is not started again on these nodes.
-MOST_FRUITLESS = 3
-# Starts in a row that last less than so many seconds, after which a program that fails is given up,
-# whatever it has saved; a training whose states get further is not.
-MOST_SHORT = 3
-SHORT = 60
 C10D_WARNING = (
     "warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
     "they are signed, but torchrun, the default, unpickles nothing (docs/security.md)"
@@ -318,6 +319,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         job = scheduler.example(args.nodes) if example else scheduler.allocation(args.nodes)
         if not (job.one_machine or example):
             refuse_ipv6_only(job.addresses)
+        refuse_past_deadline(job)
         program = Program(args, scheduler, launcher, geometry, gpus, job)
         if args.dry_run:
             with program.step() as step:
@@ -452,10 +454,12 @@ class Program:
             Stopped, Failed, Refusal: as `launch`.
         """
         args = self.args
-        short = fruitless = 0
-        for starts in count(1):
-            began, before = time.monotonic(), furthest(args.state)
-            first = self.run(log, stop, restarted=starts > 1)
+        # Without an owner, which counts starts of a requeued job from the same state.
+        restarts = self.job.restarts if args.restart and not args.state else 0
+        starts = Starts(reached(args), restarts)
+        for number in count(1):
+            began = time.monotonic()
+            first = self.run(log, stop, restarted=number > 1)
             if args.trains:
                 keep_logs(args.rank_logs, Folders(args.output).printed)
             if first is None:
@@ -465,16 +469,7 @@ class Program:
                     incidents.add(args.state, incidents.EDITED, EDITED)
                 end(args)
                 return
-            further = furthest(args.state) > before
-            short = short + 1 if time.monotonic() - began < SHORT and not further else 0
-            fruitless = 0 if first.saved else fruitless + 1
-            if fruitless == MOST_FRUITLESS:
-                failure = first.failure.then(f"the last {fruitless} starts saved nothing new")
-                first = replace(first, failure=failure, in_place=False)
-            elif short == MOST_SHORT:
-                said = f"the last {short} starts lasted less than {SHORT} s each"
-                failure = first.failure.then(said)
-                first = replace(first, failure=failure, again=False, in_place=False)
+            first = starts.judged(first, time.monotonic() - began, reached(args))
             in_place = args.restart and first.in_place and not stop.asked
             if in_place and args.trains and has_changed(args):
                 # What it would save would be of two programs.
@@ -484,15 +479,16 @@ class Program:
                 self.explain_and_end(first, log, stop)
             # Processes that outlived their supervisor.
             end_descendants()
-            tell_restart(first, starts, args, log)
+            tell_restart(first, number, args, log)
 
     def has_time(self) -> bool:
-        """Whether the job's time allows another start."""
+        """Whether the job's time, or the deadline of the shell, allows another start."""
         end = self.job.end
         # The scheduler may not answer now.
         with suppress(Refusal):
             end = self.scheduler.end(self.job)
-        return end is None or time.time() < end - BEFORE_THE_END - START_UP
+        stop_at = end - BEFORE_THE_END if end else Environment.read().stop_at
+        return stop_at is None or time.time() < stop_at - START_UP
 
     def run(self, log: Log, stop: Stop, restarted: bool) -> First | None:
         """Run the program once; with --collect, write the nodes' reports to a file.
@@ -541,18 +537,15 @@ class Program:
                 collect(args, sent(lines, "result"))
             return None
         source = Source(scheduler.starter.format(outcome.failed or 0), lost or said, job.inspect)
+        endings = [Ending(**each) for each in sent(lines, "ending")]
+        # A supervisor that was killed has not told what its rank had saved.
+        changed = state_of(args) != before
         first = first_failure(
-            outcome,
-            [Ending(**each) for each in sent(lines, "ending")],
-            seen,
-            output.errors,
-            source,
-            restarted,
-            finished,
-            # A supervisor that was killed has not told what its rank had saved.
-            changed=state_of(args) != before,
+            outcome, endings, seen, output.errors, source, restarted, finished, changed
         )
-        return replace(first, stopped=outcome.stopped)
+        # With --output a supervisor has named the place.
+        words = frozenset() if args.trains else said_of(endings)
+        return replace(first, stopped=outcome.stopped, said=words)
 
     @contextmanager
     def step(self) -> Iterator[Step]:
@@ -703,22 +696,29 @@ def keep_logs(logs: Path, kept: Path) -> None:
                 link_or_copy(logs / name, kept / f"{number:06}.log")
 
 
-def furthest(states: Path | None) -> tuple[str, int]:
-    """How far the run is: the name of the furthest state, which has epoch and step, and the number
-    of different counts in a program's metrics.csv.
-    """
-    if states is None:
-        return "", 0
-    newest = max((path.name for path in states.glob("epoch=*.safetensors")), default="")
-    with suppress(OSError), metrics_file(states.parent).open("rb") as file:
-        return newest, len({line.partition(b",")[0] for line in file})
-    return newest, 0
+def reached(args: argparse.Namespace) -> Reached:
+    """How far the run is, as far as its files tell."""
+    if not args.state:
+        return Reached()
+    files = sizes_saved(Folders(args.output), task_of(args)) if args.trains else frozenset()
+    lines = []
+    with suppress(OSError):
+        lines = metrics_file(args.state.parent).read_bytes().splitlines()
+    counts = [line.partition(b",")[0] for line in lines]
+    earlier = (line for line, at in zip(lines, counts, strict=True) if at != counts[-1])
+    rows = hash(frozenset(earlier))
+    return Reached(newest_state(args.state), frozenset(counts), rows, files)
+
+
+def newest_state(states: Path) -> str:
+    """The name of the furthest state of the built-in trainer, which has epoch and step."""
+    return max((path.name for path in states.glob("epoch=*.safetensors")), default="")
 
 
 def state_of(args: argparse.Namespace) -> object:
     """Changes when the program saves what it continues from, as far as its files tell."""
     if not args.trains:
-        return furthest(args.state)[0]
+        return newest_state(args.state) if args.state else ""
     return saved_now(Folders(args.output), task_of(args))
 
 
@@ -786,15 +786,12 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
     )
 
 
-def private_variables(
-    args: argparse.Namespace, scheduler: Scheduler, job: Allocation
-) -> dict[str, str]:
-    """The variables that must not stand on a command line, which every user of a node can read.
+def refuse_past_deadline(job: Allocation) -> None:
+    """Refuse to start if the deadline that the shell has given is over.
 
     Raises:
-        Refusal: the deadline that the shell has given is over.
+        Refusal: it is over, or no number.
     """
-    stop_at = job.end - BEFORE_THE_END if job.end else None
     # What an outer job has left in the environment does not matter where this one has an end.
     given = None if job.end else Environment.read().stop_at
     if given is not None and not given > time.time():
@@ -802,10 +799,16 @@ def private_variables(
             f"LAUNCH_STOP_AT: {given:.0f} is not in the future; unset it, or give the seconds "
             "since 1970 at which to stop"
         )
+
+
+def private_variables(
+    args: argparse.Namespace, scheduler: Scheduler, job: Allocation
+) -> dict[str, str]:
+    """The variables that must not stand on a command line, which every user of a node can read."""
     contract = Environment(
         owner=job.owner,
         secret=signing.new_secret(),
-        stop_at=stop_at,
+        stop_at=job.end - BEFORE_THE_END if job.end else None,
         timeout=args.timeout,
         job_scratch=scheduler.job_scratch,
     )

@@ -152,9 +152,7 @@ def supervise(
     if not end.status and not end.stopped:
         result = {"result": {"node_rank": contract.node_rank} | end.report} if end.report else {}
         send({"finished": f"{who} on {here}"} | result)
-    # A program that ends because we are told to end only tells what it has saved, or that it has
-    # ended well all the same, which fails nevertheless.
-    elif not (end.status and end.stopped) or end.report:
+    else:
         killed = end.stopped and end.status == -signal.SIGKILL
         ending = Ending(
             who,

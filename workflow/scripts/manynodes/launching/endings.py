@@ -181,6 +181,11 @@ class Ending:
         return ended or self.lost_a_peer
 
     @property
+    def only_told(self) -> bool:
+        """Whether it failed because it was told to end, and its program has reported nothing."""
+        return self.told and self.status != 0 and not {*self.report} - {"gpu"}
+
+    @property
     def crashed(self) -> str:
         """One line, if it has told where or why it crashed; otherwise empty."""
         status = self.status or 0

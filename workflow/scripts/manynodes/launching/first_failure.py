@@ -25,6 +25,7 @@ class First:
             a lost node. False after a scheduler's signal. `launch` bounds the starts that save
             nothing more.
         saved: whether the program had saved something new in this start.
+        said: how far it was when it saved, see `said_of`.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
         stopped: `launch` was asked to stop while the program ran.
@@ -36,6 +37,7 @@ class First:
     saved: bool = False
     in_place: bool = False
     stopped: bool = False
+    said: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def first_failure(
     stopped = [ending for ending in endings if "stopped" in ending.report]
     late = [ending for ending in endings if "late" in ending.report]
     others = [ending for ending in endings if not {"stopped", "late"} & {*ending.report}]
-    failed = [ending for ending in others if ending.status != 0]
+    failed = [ending for ending in others if ending.status != 0 and not ending.only_told]
     saved = any("saved" in ending.report for ending in endings)
     refused = any("refused" in ending.report for ending in failed)
     first = cause(failed) if failed else None
@@ -128,6 +130,14 @@ def first_failure(
     return First(failure, again=again, saved=changed, in_place=in_place)
 
 
+def said_of(endings: Sequence[Ending]) -> frozenset[str]:
+    """What the processes report of their last save. Without a number it names no place that a
+    program gets to once.
+    """
+    texts = (str(ending.report.get("saved", "")) for ending in endings)
+    return frozenset(text for text in texts if re.search(r"\d", text))
+
+
 def of_unknown_ends(
     outcome: Outcome, finished: Sequence[str], processes: int, said: Trouble | None
 ) -> Trouble | None:
@@ -155,8 +165,9 @@ def of_none(outcome: Outcome, endings: Sequence[Ending], source: Source) -> Fail
     """The failure of a step of whose processes none has failed."""
     if source.trouble:
         return of_trouble(source.trouble)
-    if ended := [ending for ending in endings if ending.status == 0]:
-        return of_ended(min(ended, key=lambda ending: ending.time))
+    # All of them were told to end, the first one perhaps by somebody, and the others after it.
+    if endings:
+        return of_ended(min(endings, key=lambda ending: (ending.status != 0, ending.time)))
     return Failure(f"{source.starter} {how(outcome.status)}")
 
 
@@ -221,8 +232,12 @@ def of_late(ending: Ending) -> Failure:
 
 
 def of_ended(ending: Ending) -> Failure:
-    # It may not have finished its work.
-    said = f"{ending.name} was told to end, and ended with status 0, not with 75"
+    said = f"{ending.name} was told to end, and {how(ending.status or 0)}"
+    if ending.late:
+        said = ending.error
+    elif not ending.status:
+        # It may not have finished its work.
+        said += ", not with 75"
     return of_rank(ending, said, refused=False)
 
 

@@ -36,6 +36,7 @@ from manynodes.programs.folders import (
     Folders,
     Trace,
     empty,
+    found,
     note_start,
     of_another_launch,
     read_request,
@@ -416,6 +417,12 @@ def place_saved(folders: Folders, task: Task) -> Path | None:
 def saved_now(folders: Folders, task: Task) -> Trace:
     """Changes when the program saves."""
     return trace(folders.saved, snapshots_of(folders, task))
+
+
+def sizes_saved(folders: Folders, task: Task) -> frozenset[tuple[str, int]]:
+    """Name and bytes of each file that the program continues from."""
+    files = found(folders.saved, snapshots_of(folders, task))
+    return frozenset((str(file), status.st_size) for file, status in files)
 
 
 def snapshots_of(folders: Folders, task: Task) -> list[Path]:

@@ -308,7 +308,8 @@ class Scheduler(ABC):
         """Have this job run again after its end.
 
         Args:
-            saved: whether it has saved something new; otherwise only a few times in a row.
+            saved: whether it has saved something new. Who submits it again counts how often it has
+                not.
 
         Returns:
             Why this is not possible; None if it is done.
