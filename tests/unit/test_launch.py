@@ -360,6 +360,35 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     assert len(log) < 10
 
 
+@pytest.mark.parametrize(("blocks", "lines"), [(True, 250), (False, 20)])
+def test_who_does_not_read_holds_up_no_training(tmp_path, blocks: bool, lines: int) -> None:
+    """As `less`, or a terminal after Ctrl-S; and one whose pipe another program has changed."""
+    done, log = tmp_path / "done", tmp_path / "log"
+    body = f"for n in range({lines}): print(n, 'x' * 60_000)\n"
+    path = script(tmp_path, f"{body}open({str(done)!r}, 'w').close()\nsys.exit(4)")
+    reads, its = os.pipe()
+    os.set_blocking(its, blocks)
+    words = [sys.executable, SCRIPTS / "launch.py", "--launcher", "none", "--log", log, "--", path]
+    launch = subprocess.Popen(words, stdout=its, stderr=its)
+    os.close(its)
+    until(done.exists, launch)
+    with open(reads) as file:
+        *shown, last = [line if line.startswith("launch: ") else line[:100] for line in file]
+    assert launch.wait() == 1
+    assert last == f"launch: some_program failed: node 0 on {HOST} ended with status 4; see {log}\n"
+    of_log = [line[:100] for line in log.read_text().splitlines(keepends=True)]
+    assert len(of_log) == lines + 1
+    if not blocks:
+        assert shown == of_log[:-1]
+        return
+    (here,) = [number for number, line in enumerate(shown) if line.startswith("launch: ")]
+    said = " lines are missing here, which nobody has read in time; a log (--log) has them\n"
+    missing = lines - len(shown[here + 1 :]) - (here - 1)
+    assert shown[here] == f"launch: {missing}{said}"
+    # The line before it is the beginning of one that is missing.
+    assert shown[:here] + shown[here + 1 :] == of_log[:here] + of_log[missing + here - 1 : -1]
+
+
 @pytest.mark.parametrize(("arguments", "line"), [
     (["--nodes", "0", "--", "x.py"], "argument --nodes: 0 is not a whole number of at least 1"),
     (["--output", "", "--", "x.py"], "argument --output: the name is empty; give one"),

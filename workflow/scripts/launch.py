@@ -33,7 +33,7 @@ from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
 from manynodes.base.reading import read_json
-from manynodes.base.showing import open_closed_streams, show
+from manynodes.base.showing import open_closed_streams, show, shown_later
 from manynodes.base.temporary import OURS, parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
@@ -112,7 +112,7 @@ def main() -> None:
     registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
-    with told_in_one_line("launch"):
+    with shown_later(), told_in_one_line("launch"):
         try:
             with logged(args):
                 for number in stopping_signals():

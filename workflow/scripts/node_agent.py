@@ -225,14 +225,16 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
         process.stdin.write(order["stdin"].encode())
         await process.stdin.drain()
     process.stdin.close()
+    printed = {1: asyncio.Event(), 2: asyncio.Event()}
     copies = [
-        asyncio.create_task(copy(process.stdout, channel, 1)),
-        asyncio.create_task(copy(process.stderr, channel, 2)),
+        asyncio.create_task(copy(process.stdout, channel, 1, printed[1])),
+        asyncio.create_task(copy(process.stderr, channel, 2, printed[2])),
     ]
     ended = asyncio.create_task(process.wait())
-    orders = asyncio.create_task(obey(channel))
-    await asyncio.wait([ended, orders], return_when=asyncio.FIRST_COMPLETED)
-    alone = not ended.done() and not orders.result()
+    orders = asyncio.create_task(obey(channel, printed, stop := asyncio.Event()))
+    asked = asyncio.create_task(stop.wait())
+    await asyncio.wait([ended, orders, asked], return_when=asyncio.FIRST_COMPLETED)
+    alone = orders.done() and not ended.done()
     if not ended.done():
         terminate(process)
         await asyncio.wait([ended], timeout=ALONE_GRACE if alone else AGENT_GRACE)
@@ -260,13 +262,19 @@ def merged(environment: dict[str, str]) -> dict[str, str]:
     return theirs | {name: value for name, value in os.environ.items() if differs(name)}
 
 
-async def obey(channel: Channel) -> bool:
-    """Wait for an order; returns True if it is to end, and False if `remote_step` is lost."""
+async def obey(channel: Channel, printed: Mapping[int, asyncio.Event], stop: asyncio.Event) -> None:
+    """Note what `remote_step` says, until it is lost.
+
+    Args:
+        printed: of stdout and stderr: it has printed what it was sent.
+        stop: the command is to end.
+    """
     with suppress(OSError, Refusal, ValueError):
         while message := await channel.receive():
+            if "printed" in message:
+                printed[message["printed"]].set()
             if message.get("signal") == "SIGTERM":
-                return True
-    return False
+                stop.set()
 
 
 def terminate(process: Process) -> None:
@@ -276,13 +284,19 @@ def terminate(process: Process) -> None:
             os.killpg(process.pid, signal.SIGTERM)
 
 
-async def copy(stream: asyncio.StreamReader, channel: Channel, number: int) -> None:
-    """Send what the command writes."""
+async def copy(
+    stream: asyncio.StreamReader, channel: Channel, number: int, printed: asyncio.Event
+) -> None:
+    """Send what the command writes, each piece after the one before is printed: if nobody reads
+    them, the command waits, and not the connection.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with suppress(OSError):
         while chunk := await stream.read(65536):
             if text := decoder.decode(chunk):
+                printed.clear()
                 await channel.send({"stream": number, "text": text})
+                await printed.wait()
 
 
 if __name__ == "__main__":

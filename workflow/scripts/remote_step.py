@@ -86,6 +86,8 @@ class RemoteStep:
         self.over = asyncio.Event()
         self.stopping = False
         self.strangers = 0
+        # What the nodes have written; None at the end of a stream.
+        self.printing: asyncio.Queue[tuple[Node, int, str | None]] = asyncio.Queue()
 
     async def run(self) -> int:
         """Run the step to its end; returns its status."""
@@ -96,6 +98,7 @@ class RemoteStep:
         server = await asyncio.start_server(self.serve, sock=listener)
         self.write_file(listener)
         starters: list[Process] = []
+        printer = asyncio.create_task(self.print_all())
         try:
             for node in self.nodes:
                 starters.append(await self.start(node))
@@ -112,6 +115,8 @@ class RemoteStep:
                 with suppress(ProcessLookupError):
                     starter.kill()
         await asyncio.wait(watchers, timeout=2)
+        await self.printing.join()
+        printer.cancel()
         if self.trouble:
             print(f"remote_step: {self.trouble.text}", file=sys.stderr, flush=True)
             send(self.trouble.record())
@@ -146,7 +151,7 @@ class RemoteStep:
             raise Refusal(f"{node.start[0]}: {error.strerror}; is it on PATH here?") from None
 
     async def watch(self, node: Node, starter: Process, server: asyncio.Server) -> None:
-        """Wait until the agent has connected, or cannot any more."""
+        """Wait until the agent has connected, or cannot any more, and then for what started it."""
         assert starter.stdout
         reading = asyncio.create_task(self.read_starter(node, starter.stdout))
         waiting = asyncio.create_task(starter.wait())
@@ -168,6 +173,8 @@ class RemoteStep:
         if all(node.channel for node in self.nodes):
             self.file.unlink(missing_ok=True)
             server.close()
+        # asyncio prints a traceback if a pipe is still open at its end.
+        await reading
 
     async def read_starter(self, node: Node, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(WHOLE_LINE):
@@ -201,7 +208,7 @@ class RemoteStep:
                 if "status" in message:
                     self.end(node, int(message["status"]))
                     return
-                self.show(node, int(message["stream"]), str(message["text"]))
+                self.printing.put_nowait((node, int(message["stream"]), str(message["text"])))
             await asyncio.sleep(0.2)  # for its last words
             last = f": {node.said[-1]}" if node.said else "; was it killed?"
             self.lose(node, f"its agent has ended{last}")
@@ -212,22 +219,38 @@ class RemoteStep:
         finally:
             writer.close()
 
-    def show(self, node: Node, stream: int, text: str) -> None:
-        """Print a node's whole lines with its number."""
+    async def print_all(self) -> None:
+        """Print what the nodes write, and ask each for more once it is printed.
+
+        launch may be suspended, or wait for a disk. The connections are read all the same:
+        otherwise the kernel takes us for dead and breaks them.
+        """
+        while True:
+            node, stream, text = await self.printing.get()
+            await asyncio.to_thread(self.show, node, stream, text)
+            if node.channel and text is not None:
+                # One that is lost meanwhile is told of elsewhere.
+                with suppress(OSError):
+                    await node.channel.send({"printed": stream})
+            self.printing.task_done()
+
+    def show(self, node: Node, stream: int, text: str | None) -> None:
+        """Print a node's whole lines with its number; at the end of a stream, the rest of it."""
+        if text is None:
+            text = "\n" if node.pending[stream] else ""
         *lines, node.pending[stream] = (node.pending[stream] + text).split("\n")
         if len(node.pending[stream]) > WHOLE_LINE:
             lines.append(node.pending[stream])
             node.pending[stream] = ""
         if lines:
             block = "".join(f"{node.number}: {line}\n" for line in lines)
-            # launch keeps reading; if it is gone, we are told to end.
+            # If launch is gone, we are told to end.
             output = sys.stdout if stream == 1 else sys.stderr
             showing.show(output.buffer, block.encode(errors="replace"))
 
     def end(self, node: Node, status: int) -> None:
-        for stream, text in node.pending.items():
-            if text:
-                self.show(node, stream, "\n")
+        for stream in node.pending:
+            self.printing.put_nowait((node, stream, None))
         node.status = status
         node.ended.set()
         if status < 0 and not self.stopping and not self.trouble:

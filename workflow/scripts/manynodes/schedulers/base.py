@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from manynodes.base.errors import Refusal
+from manynodes.base.showing import show
 
 SPARE_MB = 1000  # of local disk that a job asks for besides the data
 PAUSE = 5  # seconds between two questions while a scheduler does not answer
@@ -381,8 +382,7 @@ def until_answered(ask: Callable[[], Answer], patience: float, who: str, remedy:
             if time.monotonic() >= deadline:
                 raise Refusal(f"{error}; {remedy}") from None
         if not told:
-            line = f"{who} does not answer; trying again for {patience:.0f} s"
-            print(line, file=sys.stderr, flush=True)
+            show(sys.stderr, f"{who} does not answer; trying again for {patience:.0f} s\n")
             told = True
         time.sleep(PAUSE)
 
