@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
+import psutil
 import pytest
 
 from launch import logged
@@ -28,6 +30,7 @@ from manynodes.base.temporary import parent_folder
 from manynodes.launching.logs import folder_of_job
 from manynodes.launching.ports import refuse_ipv6_only
 from manynodes.schedulers.base import Allocation
+from node_agent import LOOK
 from programs import SCRIPTS, program, train_command
 from trainings import CONNECTED, RUN
 from waiting import until
@@ -387,6 +390,36 @@ def test_who_does_not_read_holds_up_no_training(tmp_path, blocks: bool, lines: i
     assert shown[here] == f"launch: {missing}{said}"
     # The line before it is the beginning of one that is missing.
     assert shown[:here] + shown[here + 1 :] == of_log[:here] + of_log[missing + here - 1 : -1]
+
+
+def test_a_stopped_shell_stops_no_rank_and_a_stopped_launch_does(tmp_path) -> None:
+    """With ssh, on the first node."""
+    seen, looks = tmp_path / "seen", 3
+    path = script(tmp_path, f"""
+print(os.getpid(), flush=True)
+while True:
+    open({str(seen)!r}, "a").write("x")
+    time.sleep(0.1)
+""")  # fmt: skip
+    words = [sys.executable, SCRIPTS / "launch.py", "--hosts", "localhost", "--launcher", "none"]
+    line = f"{shlex.join(map(str, [*words, '--', path]))} & echo $!; wait $!; echo $?"
+    shell = subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True)
+    launch, rank = int(shell.stdout.readline()), psutil.Process(int(shell.stdout.readline()))
+
+    def is_stopped() -> bool:
+        return rank.status() == psutil.STATUS_STOPPED
+
+    shell.send_signal(signal.SIGSTOP)
+    enough = len(seen.read_text()) + 10 * looks * LOOK
+    until(lambda: is_stopped() or len(seen.read_text()) > enough)
+    assert not is_stopped()
+    os.kill(launch, signal.SIGSTOP)
+    until(is_stopped)
+    os.kill(launch, signal.SIGCONT)
+    until(lambda: not is_stopped())
+    os.kill(launch, signal.SIGTERM)
+    shell.send_signal(signal.SIGCONT)
+    assert shell.communicate()[0] == "75\n"
 
 
 @pytest.mark.parametrize(("arguments", "line"), [

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def main() -> None:
         step = hashlib.sha256(given["private"][variable("secret")].encode()).hexdigest()[:16]
         marks = {variable("step"): step, variable("node_rank"): str(args.node)}
         own = given["private"] | marks
-        leave_a_guard(marks)
+        # remote_step, which launch has started, starts that of the first node itself.
+        leave_a_guard(marks, above=0 if args.node else 2)
         os.environ.update(own)
         os.umask(given["umask"])
         asyncio.run(run(given, args.node, own))
@@ -124,16 +126,17 @@ def read_step(path: Path) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def leave_a_guard(marks: Mapping[str, str]) -> None:
+def leave_a_guard(marks: Mapping[str, str], above: int) -> None:
     """Start a process that waits for the end of this agent, and then ends what is left of the step.
 
     If this agent and the supervisors of the ranks are killed at once, as PBS does when `launch` is
     killed, nobody else finds a daemon in a session of its own. It still has the marks in its
     environment. Nor does a scheduler that suspends a job stop them: this process does, as long as
-    the agent or one of its ancestors is stopped.
+    the agent is stopped, or what of the launch is above it.
 
     Args:
         marks: variables that together only this agent's processes have.
+        above: how many processes above the agent belong to the launch.
     """
     alive, here = os.pipe()
     agent = os.getpid()
@@ -155,18 +158,21 @@ def leave_a_guard(marks: Mapping[str, str]) -> None:
     end.register(alive)
     suspended = False
     while not end.poll(1000 * LOOK):
-        if is_suspended(agent) != suspended:
+        if is_suspended(agent, above) != suspended:
             suspended = not suspended
             send_all(marks, signal.SIGSTOP if suspended else signal.SIGCONT)
     end_all(partial(started_with, marks))
     os._exit(0)
 
 
-def is_suspended(pid: int) -> bool:
-    """Whether a process or one of its ancestors is stopped."""
+def is_suspended(pid: int, above: int) -> bool:
+    """Whether a process or one of so many above it is stopped. One above those, such as the shell
+    of a user, may be stopped for other reasons.
+    """
     # A process may end while we look.
     with suppress(OSError):
-        return any(stat_of(each)[0] == "T" for each in with_ancestors(pid))
+        family = islice(with_ancestors(pid), 1 + above)
+        return any(stat_of(each)[0] == "T" for each in family)
     return False
 
 
