@@ -281,6 +281,8 @@ async def obey(channel: Channel, printed: Mapping[int, asyncio.Event], stop: asy
                 printed[message["printed"]].set()
             if message.get("signal") == "SIGTERM":
                 stop.set()
+    for each in printed.values():
+        each.set()
 
 
 def terminate(process: Process) -> None:
