@@ -363,6 +363,14 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     assert len(log) < 10
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
+def test_a_signal_during_the_imports_is_told_as_later(tmp_path: Path, name: str) -> None:
+    (tmp_path / "yaml.py").write_text(f"import os, signal; os.kill(os.getpid(), signal.{name})\n")
+    done = program("launch", "--", "x.py", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    line = f"launch: stopped ({name}) while no rank was running; run the same command again\n"
+    assert (done.returncode, done.stderr) == (75, line)
+
+
 @pytest.mark.parametrize(("blocks", "lines"), [(True, 250), (False, 20)])
 def test_who_does_not_read_holds_up_no_training(tmp_path, blocks: bool, lines: int) -> None:
     """As `less`, or a terminal after Ctrl-S; and one whose pipe another program has changed."""
@@ -446,10 +454,18 @@ def test_bad_arguments(arguments, line) -> None:
     (["--launcher", "srun"], {},
      "launcher: srun needs transport srun; with transport local use torchrun"),
     (["--transport", "srun"], {"SLURM_JOB_ID": ""},
-     "transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use "
-     "transport local"),
+     "transport srun works inside a Slurm job; start launch in one (sbatch, salloc), or use "
+     "--transport local"),
+    # As a shell keeps it after a job.
+    ([], {"PBS_JOBID": "7.site", "PBS_NODEFILE": ""},
+     "PBS_NODEFILE: not set; start launch inside the job; in no job: unset PBS_JOBID, or launch "
+     "--transport local"),
+    ([], {"SLURM_JOB_ID": "7", "PATH": "/nowhere"},
+     "scontrol, Slurm's own command, is not on PATH here; go to where it is, or use "
+     "profiles/local; in no job: unset SLURM_JOB_ID, or launch --transport local"),
     (["--cpus", 4, "--cpus-per-proc", 3, "--nodes", 2], {},
-     "cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or more --cores"),
+     "cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; leave --cpus-per-proc out, or "
+     "give more --cpus"),
     ([], {"LAUNCH_STOP_AT": "abc"}, "LAUNCH_STOP_AT: abc is not a number"),
     ([], {"LAUNCH_STOP_AT": "12"},
      "LAUNCH_STOP_AT: 12 is not in the future; unset it, or give the seconds since 1970 at which "

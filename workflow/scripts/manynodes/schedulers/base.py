@@ -11,6 +11,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -344,6 +345,21 @@ class Scheduler(ABC):
             Refusal: the scheduler does not answer, or would never run a job.
         """
         return Watch()
+
+
+@contextmanager
+def asked_of(variable: str) -> Iterator[None]:
+    """What the scheduler is asked of the job that a variable names. A shell may have kept it when
+    the job ended.
+
+    Raises:
+        Refusal: there is no answer; with what to do then.
+    """
+    try:
+        yield
+    except Refusal as refusal:
+        remedy = f"in no job: unset {variable}, or launch --transport local"
+        raise Refusal(f"{refusal}; {remedy}") from None
 
 
 def end_here(start: float, end: float, running: float) -> float:
