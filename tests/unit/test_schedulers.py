@@ -127,6 +127,22 @@ def test_a_node_that_starts_no_agent_is_lost_only_if_that_may_pass(
     assert Refused().explain(lines) == Trouble(line)
 
 
+def test_a_machine_under_two_names_is_refused(tmp_path: Path) -> None:
+    class Twice(Agents):
+        def allocation(self, _nodes: int) -> Allocation:
+            hosts = ("localhost", "127.0.0.2")
+            return Allocation("this test", hosts, hosts, 0)
+
+    program = tmp_path / "ends.py"
+    program.touch()
+    (command,) = Twice().commands(step_of(Twice(), 2, program, LAUNCH_SECRET=new_secret()))
+    step = subprocess.run(
+        command.arguments, input=command.stdin, capture_output=True, text=True, check=False
+    )
+    assert step.returncode == 1
+    assert "is the same machine as" in step.stderr
+
+
 def test_names_are_unique() -> None:
     found = list(registry.SCHEDULERS.values())
     assert len({scheduler.executor for scheduler in found}) == len(found)

@@ -90,11 +90,15 @@ def describe(file: Path) -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    found = {"seen": file.exists(), "versions": versions}
+    return {"seen": file.exists(), "versions": versions, "machine": machine()}
+
+
+def machine() -> list[str]:
+    """What no other machine has; nothing if it is not known."""
     with suppress(OSError):
         # Two machines may have one name, and two containers of a machine its one boot.
-        found["machine"] = [socket.gethostname(), BOOT.read_text().strip()]
-    return found
+        return [socket.gethostname(), BOOT.read_text().strip()]
+    return []
 
 
 def read_step(path: Path) -> dict[str, Any]:
@@ -208,7 +212,7 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     Raises:
         Refusal: `remote_step` cannot be reached.
     """
-    channel = await connect(given["address"], given["port"], node)
+    channel = await connect(given["address"], given["port"], node, machine())
     order = await channel.receive()
     if order is None:
         return

@@ -51,6 +51,7 @@ class Node:
         start: command that starts the agent.
         plan: what the agent runs there, see dispatch.py.
         channel: to the agent, once it has connected.
+        machine: of the agent, see there.
         ended: set when nothing of the step runs there any more, as far as is known.
         status: of the node's command; None if it is not known.
         pending: for each of stdout and stderr, the beginning of a line.
@@ -61,6 +62,7 @@ class Node:
     start: list[str]
     plan: dict[str, Any]
     channel: Channel | None = None
+    machine: list[str] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     status: int | None = None
     pending: dict[int, str] = field(default_factory=lambda: {1: "", 2: ""})
@@ -192,13 +194,17 @@ class RemoteStep:
             self.strangers -= 1
         if met is None:
             return
-        channel, number = met
+        channel, number, machine = met
         if not 0 <= number < len(self.nodes) or self.nodes[number].channel or self.stopping:
             writer.close()
             return
         node = self.nodes[number]
-        node.channel = channel
+        node.channel, node.machine = channel, machine
         try:
+            if same := self.named_before(node):
+                why = f"it is the same machine as {same}; name each once"
+                self.lose(node, why, Cause.OTHER)
+                return
             await channel.send({
                 "command": [*self.dispatch, "--node", str(node.number)],
                 "stdin": json.dumps({node.number: node.plan}),
@@ -218,6 +224,12 @@ class RemoteStep:
             self.lose(node, reason(error))
         finally:
             writer.close()
+
+    def named_before(self, node: Node) -> str:
+        """The other name of a node's machine under which an agent has connected; empty if none."""
+        others = [other for other in self.nodes if other.host != node.host]
+        same = (other.host for other in others if node.machine and other.machine == node.machine)
+        return next(same, "")
 
     async def print_all(self) -> None:
         """Print what the nodes write, and ask each for more once it is printed.
