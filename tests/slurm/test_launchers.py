@@ -282,7 +282,7 @@ def test_a_node_without_slurm_s_commands_is_told_so(folder: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "launch: scontrol, Slurm's own command, is not on PATH here; go to where it "
-        "is, or use profiles/local\n"
+        "is, or use profiles/local; in no job: unset SLURM_JOB_ID, or launch --transport local\n"
     )
 
 

@@ -17,10 +17,10 @@ from manynodes.schedulers.ssh import check_hosts, read_hosts
 
 def talk(
     monkeypatch: pytest.MonkeyPatch, client: Callable[[int], Awaitable[object]]
-) -> list[tuple[Channel, int] | None]:
+) -> list[tuple[Channel, int, list[str]] | None]:
     """Let a client connect to `accept`; returns what accept has said of it."""
     monkeypatch.setenv("LAUNCH_SECRET", new_secret())
-    met: list[tuple[Channel, int] | None] = []
+    met: list[tuple[Channel, int, list[str]] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         found = await accept(reader, writer)
@@ -42,12 +42,12 @@ def talk(
 
 def test_two_that_know_the_secret_talk(monkeypatch: pytest.MonkeyPatch) -> None:
     async def agent(port: int) -> None:
-        channel = await connect("127.0.0.1", port, 7)
+        channel = await connect("127.0.0.1", port, 7, ["n", "1"])
         await channel.send({"text": "ä" * 100_000})
         assert await channel.receive() == {"answer": {"text": "ä" * 100_000}}
 
-    ((_, node),) = filter(None, talk(monkeypatch, agent))
-    assert node == 7
+    ((_, node, machine),) = filter(None, talk(monkeypatch, agent))
+    assert (node, machine) == (7, ["n", "1"])
 
 
 @pytest.mark.parametrize("sent", [
@@ -72,7 +72,7 @@ def test_a_replayed_connection_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> 
     recorded = bytearray()
 
     async def spied(port: int) -> None:
-        channel = await connect("127.0.0.1", port, 1)
+        channel = await connect("127.0.0.1", port, 1, [])
         write = channel.writer.write
         monkeypatch.setattr(
             channel.writer, "write", lambda data: (recorded.extend(data), write(data))
@@ -98,7 +98,7 @@ def test_an_agent_does_not_obey_who_does_not_know_the_secret(
             writer.write(b"0" * 32 + (32 + len(order)).to_bytes(4, "big") + b"0" * 32 + order)
 
         server = await asyncio.start_server(impostor, "127.0.0.1", 0)
-        channel = await connect("127.0.0.1", server.sockets[0].getsockname()[1], 0)
+        channel = await connect("127.0.0.1", server.sockets[0].getsockname()[1], 0, [])
         with pytest.raises(Refusal, match="is not signed with this job's secret"):
             await channel.receive()
         server.close()
@@ -110,6 +110,7 @@ def test_hosts_of_a_list_and_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# slots\nb 4 queue@b\nb 2\n\na\n")
     assert read_hosts([str(file)]) == ("b", "a")
+    assert read_hosts(["n1", "fe80::1"]) == ("n1", "fe80::1")
     assert read_hosts(["a", "b", "a"]) == ("a", "b")
     assert read_hosts(["one"]) == ("one",)
 
@@ -121,7 +122,12 @@ def test_a_host_that_is_none_is_refused(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "remedy"), [("alice@n2", "belong into ~/.ssh/config"), ("n1,n2", "--hosts n1 n2")]
+    ("host", "remedy"),
+    [
+        ("alice@n2", "belong into ~/.ssh/config"),
+        ("n1,n2", "--hosts n1 n2"),
+        ("n2:4", "give it without"),
+    ],
 )
 def test_a_host_with_more_than_a_name_is_refused_with_what_to_do(host: str, remedy: str) -> None:
     with pytest.raises(Refusal, match=re.escape(remedy)):
@@ -159,4 +165,4 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(Refusal, match="cannot reach rank 0's node at 127.0.0.1"):
-            asyncio.run(connect("127.0.0.1", free.getsockname()[1], 0))
+            asyncio.run(connect("127.0.0.1", free.getsockname()[1], 0, []))

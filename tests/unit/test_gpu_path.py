@@ -882,6 +882,24 @@ def test_launches_at_once_have_different_gpus_and_one_too_many_waits(tmp_path: P
     assert [each.returncode for each in launches] == [-signal.SIGKILL, 0, 0, 0]
 
 
+def test_a_gpu_has_one_claim_whatever_it_is_called(monkeypatch, driver) -> None:
+    whole = f"GPU-{os.getpid()}-8f3a"
+    driver(f"0, {whole}, NVIDIA H200\n1, GPU-other, NVIDIA H200\n")
+    names = [whole, whole[:-2], "0", "00"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
+    try:
+        with gpus.claimed_gpus("cuda", 4, print, gone=lambda: True) as mine:
+            assert mine == names
+            for name in names:
+                monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+                other = gpus.claimed_gpus("cuda", 1, print, gone=lambda: True)
+                with pytest.raises(Stopped), other:
+                    pass
+    finally:
+        for folder in gpus.folders_of_claims():
+            (folder / whole).unlink()
+
+
 def test_a_broadcast_takes_little_more_memory_than_its_content(tmp_path: Path) -> None:
     code = """
     import resource

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
+import psutil
 import pytest
 
 from launch import logged
@@ -28,6 +30,7 @@ from manynodes.base.temporary import parent_folder
 from manynodes.launching.logs import folder_of_job
 from manynodes.launching.ports import refuse_ipv6_only
 from manynodes.schedulers.base import Allocation
+from node_agent import LOOK
 from programs import SCRIPTS, program, train_command
 from trainings import CONNECTED, RUN
 from waiting import until
@@ -360,6 +363,73 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     assert len(log) < 10
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
+def test_a_signal_during_the_imports_is_told_as_later(tmp_path: Path, name: str) -> None:
+    (tmp_path / "yaml.py").write_text(f"import os, signal; os.kill(os.getpid(), signal.{name})\n")
+    done = program("launch", "--", "x.py", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    line = f"launch: stopped ({name}) while no rank was running; run the same command again\n"
+    assert (done.returncode, done.stderr) == (75, line)
+
+
+@pytest.mark.parametrize(("blocks", "lines"), [(True, 250), (False, 20)])
+def test_who_does_not_read_holds_up_no_training(tmp_path, blocks: bool, lines: int) -> None:
+    """As `less`, or a terminal after Ctrl-S; and one whose pipe another program has changed."""
+    done, log = tmp_path / "done", tmp_path / "log"
+    body = f"for n in range({lines}): print(n, 'x' * 60_000)\n"
+    path = script(tmp_path, f"{body}open({str(done)!r}, 'w').close()\nsys.exit(4)")
+    reads, its = os.pipe()
+    os.set_blocking(its, blocks)
+    words = [sys.executable, SCRIPTS / "launch.py", "--launcher", "none", "--log", log, "--", path]
+    launch = subprocess.Popen(words, stdout=its, stderr=its)
+    os.close(its)
+    until(done.exists, launch)
+    with open(reads) as file:
+        *shown, last = [line if line.startswith("launch: ") else line[:100] for line in file]
+    assert launch.wait() == 1
+    assert last == f"launch: some_program failed: node 0 on {HOST} ended with status 4; see {log}\n"
+    of_log = [line[:100] for line in log.read_text().splitlines(keepends=True)]
+    assert len(of_log) == lines + 1
+    if not blocks:
+        assert shown == of_log[:-1]
+        return
+    (here,) = [number for number, line in enumerate(shown) if line.startswith("launch: ")]
+    said = " lines are missing here, which nobody has read in time; a log (--log) has them\n"
+    missing = lines - len(shown[here + 1 :]) - (here - 1)
+    assert shown[here] == f"launch: {missing}{said}"
+    # The line before it is the beginning of one that is missing.
+    assert shown[:here] + shown[here + 1 :] == of_log[:here] + of_log[missing + here - 1 : -1]
+
+
+def test_a_stopped_shell_stops_no_rank_and_a_stopped_launch_does(tmp_path) -> None:
+    """With ssh, on the first node."""
+    seen, looks = tmp_path / "seen", 3
+    path = script(tmp_path, f"""
+print(os.getpid(), flush=True)
+while True:
+    open({str(seen)!r}, "a").write("x")
+    time.sleep(0.1)
+""")  # fmt: skip
+    words = [sys.executable, SCRIPTS / "launch.py", "--hosts", "localhost", "--launcher", "none"]
+    line = f"{shlex.join(map(str, [*words, '--', path]))} & echo $!; wait $!; echo $?"
+    shell = subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True)
+    launch, rank = int(shell.stdout.readline()), psutil.Process(int(shell.stdout.readline()))
+
+    def is_stopped() -> bool:
+        return rank.status() == psutil.STATUS_STOPPED
+
+    shell.send_signal(signal.SIGSTOP)
+    enough = len(seen.read_text()) + 10 * looks * LOOK
+    until(lambda: is_stopped() or len(seen.read_text()) > enough)
+    assert not is_stopped()
+    os.kill(launch, signal.SIGSTOP)
+    until(is_stopped)
+    os.kill(launch, signal.SIGCONT)
+    until(lambda: not is_stopped())
+    os.kill(launch, signal.SIGTERM)
+    shell.send_signal(signal.SIGCONT)
+    assert shell.communicate()[0] == "75\n"
+
+
 @pytest.mark.parametrize(("arguments", "line"), [
     (["--nodes", "0", "--", "x.py"], "argument --nodes: 0 is not a whole number of at least 1"),
     (["--output", "", "--", "x.py"], "argument --output: the name is empty; give one"),
@@ -384,10 +454,18 @@ def test_bad_arguments(arguments, line) -> None:
     (["--launcher", "srun"], {},
      "launcher: srun needs transport srun; with transport local use torchrun"),
     (["--transport", "srun"], {"SLURM_JOB_ID": ""},
-     "transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use "
-     "transport local"),
+     "transport srun works inside a Slurm job; start launch in one (sbatch, salloc), or use "
+     "--transport local"),
+    # As a shell keeps it after a job.
+    ([], {"PBS_JOBID": "7.site", "PBS_NODEFILE": ""},
+     "PBS_NODEFILE: not set; start launch inside the job; in no job: unset PBS_JOBID, or launch "
+     "--transport local"),
+    ([], {"SLURM_JOB_ID": "7", "PATH": "/nowhere"},
+     "scontrol, Slurm's own command, is not on PATH here; go to where it is, or use "
+     "profiles/local; in no job: unset SLURM_JOB_ID, or launch --transport local"),
     (["--cpus", 4, "--cpus-per-proc", 3, "--nodes", 2], {},
-     "cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or more --cores"),
+     "cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; leave --cpus-per-proc out, or "
+     "give more --cpus"),
     ([], {"LAUNCH_STOP_AT": "abc"}, "LAUNCH_STOP_AT: abc is not a number"),
     ([], {"LAUNCH_STOP_AT": "12"},
      "LAUNCH_STOP_AT: 12 is not in the future; unset it, or give the seconds since 1970 at which "

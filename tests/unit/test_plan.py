@@ -78,3 +78,8 @@ def test_accelerate_with_one_process_has_no_rendezvous() -> None:
     one = Allocation("Slurm job 7", ("n1",), ("127.0.0.1",), 7)
     (node,) = step("srun", "accelerate", Geometry(1, 1, 4), one).nodes
     assert "multi_gpu" not in str(node)
+    # But it finds its place, as with torchrun.
+    assert [node.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == [*"001"]
+    assert (node.environment["MASTER_ADDR"], node.environment["MASTER_PORT"]) == (
+        "127.0.0.1", "20001",
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dispatch import seconds_ahead
@@ -25,7 +26,8 @@ from manynodes.schedulers.base import Allocation, Cause, Size, Trouble, end_here
 from manynodes.schedulers.slurm.scheduler import end_of
 from manynodes.schedulers.ssh import Ssh
 from programs import SCRIPTS, python
-from schedulers import check_everywhere, check_in_a_job, check_that_it_ends, step_of
+from schedulers import check_everywhere, check_in_a_job, check_that_it_ends, start, step_of
+from waiting import until
 
 
 @pytest.mark.parametrize("transport", registry.SCHEDULERS)
@@ -51,6 +53,50 @@ class Agents(Ssh):
 def test_agents_on_one_machine_leave_each_other_alone(tmp_path) -> None:
     check_in_a_job(Agents(), 2, tmp_path)
     check_that_it_ends(Agents(), 2, tmp_path)
+
+
+WRITES = """
+import os, time
+os.set_blocking(1, False)
+text = b"".join(b"%d %s\\n" % (n, b"x" * 60_000) for n in range(150))
+paused = 0
+while text:
+    try:
+        text, paused = text[os.write(1, text):], 0
+    except BlockingIOError:
+        paused += 1
+        time.sleep(0.01)
+    if paused == 100:
+        open(f"full-{os.environ['LAUNCH_NODE_RANK']}", "w").close()
+"""
+
+
+def test_a_step_whose_output_nobody_reads_waits_and_loses_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if `launch` was suspended: nothing is left in a connection, which would break it."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "writes.py"
+    program.write_text(WRITES)
+    (command,) = Agents().commands(step_of(Agents(), 2, program, LAUNCH_SECRET=new_secret()))
+    step = start(command.arguments, command.environment, command.stdin)
+    until(lambda: Path("full-0").exists() and Path("full-1").exists(), step)
+    until(lambda: not unread(step.pid), step)
+    said, _ = step.communicate()
+    assert step.returncode == 0
+    for node in ("0", "1"):
+        lines = [line.split()[1] for line in said.splitlines() if line[0] == node]
+        assert lines == list(map(str, range(150)))
+
+
+def unread(pid: int) -> int:
+    """Bytes on their way to a process, in its connections over loopback."""
+    ports = {f"{each.laddr.port:04X}" for each in psutil.Process(pid).net_connections()}
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # Where it is the peer, what is not confirmed; and where it is itself, what it has not read.
+    sent = [each[4].split(":")[0] for each in sockets if each[2].split(":")[1] in ports]
+    received = [each[4].split(":")[1] for each in sockets if each[1].split(":")[1] in ports]
+    return sum(int(each, 16) for each in sent + received)
 
 
 @pytest.mark.parametrize(("said", "lost"), [
@@ -79,6 +125,22 @@ def test_a_node_that_starts_no_agent_is_lost_only_if_that_may_pass(
     (found,) = [Trouble(**record["trouble"]) for record in records(lines)]
     assert found == Trouble(line, "here", Cause.NODE_LOST if lost else Cause.OTHER)
     assert Refused().explain(lines) == Trouble(line)
+
+
+def test_a_machine_under_two_names_is_refused(tmp_path: Path) -> None:
+    class Twice(Agents):
+        def allocation(self, _nodes: int) -> Allocation:
+            hosts = ("localhost", "127.0.0.2")
+            return Allocation("this test", hosts, hosts, 0)
+
+    program = tmp_path / "ends.py"
+    program.touch()
+    (command,) = Twice().commands(step_of(Twice(), 2, program, LAUNCH_SECRET=new_secret()))
+    step = subprocess.run(
+        command.arguments, input=command.stdin, capture_output=True, text=True, check=False
+    )
+    assert step.returncode == 1
+    assert "is the same machine as" in step.stderr
 
 
 def test_names_are_unique() -> None:

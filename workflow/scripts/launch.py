@@ -4,16 +4,34 @@
 program and its arguments follow `--`.
 """
 
+# ruff: noqa: E402
+import os
+import signal
+from contextlib import suppress
+
+
+def stopped_early(number: int, _frame: object) -> None:
+    """End while the imports, which take most of a second, are under way."""
+    line = f"launch: {WHILE_NOTHING_RAN.format(signal.Signals(number).name)}\n"
+    with suppress(OSError):
+        os.write(2, line.encode())
+    os._exit(75)
+
+
+WHILE_NOTHING_RAN = "stopped ({}) while no rank was running; run the same command again"
+if __name__ == "__main__":
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, stopped_early)
+
 import argparse
 import json
-import os
 import secrets
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -33,7 +51,7 @@ from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
 from manynodes.base.reading import read_json
-from manynodes.base.showing import open_closed_streams, show
+from manynodes.base.showing import open_closed_streams, show, shown_later
 from manynodes.base.temporary import OURS, parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
@@ -48,7 +66,7 @@ from manynodes.checkpointing.replaced import link_or_copy
 from manynodes.experiment import command
 from manynodes.experiment.config import parse_option, refuse_bad_places
 from manynodes.experiment.environments import UserEnvironment
-from manynodes.experiment.job_size import MORE_CORES, cpus_per_process
+from manynodes.experiment.job_size import cpus_per_process
 from manynodes.experiment.keys import Keys
 from manynodes.launching.agents import (
     Output,
@@ -113,7 +131,7 @@ def main() -> None:
     registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
-    with told_in_one_line("launch"):
+    with shown_later(), told_in_one_line("launch"):
         try:
             with logged(args):
                 for number in stopping_signals():
@@ -253,8 +271,7 @@ def stopped(number: int, _frame: object) -> NoReturn:
     """End before, between or after starts of the ranks; while they run, `run_all` stops them."""
     # A second signal would end the handling of the first.
     ignore_stopping_signals()
-    name = signal.Signals(number).name
-    raise Stopped(f"stopped ({name}) while no rank was running; run the same command again")
+    raise Stopped(WHILE_NOTHING_RAN.format(signal.Signals(number).name))
 
 
 def scheduler_of(args: argparse.Namespace) -> Scheduler:
@@ -750,10 +767,13 @@ def geometry_of(args: argparse.Namespace, scheduler: Scheduler) -> Geometry:
         Refusal: there are too few CPUs.
     """
     if scheduler.shared_cpus:
-        sharing, remedy = args.nproc_per_node * args.nodes, MORE_CORES
+        sharing = args.nproc_per_node * args.nodes
+        # The rules have looked before.
+        remedy = "leave --cpus-per-proc out, or give more --cpus"
         cpus = args.cpus or (args.cpus_per_node or 0) * args.nodes or 1
     else:
-        sharing, remedy = args.nproc_per_node, "a larger cpus_per_task"
+        sharing = args.nproc_per_node
+        remedy = "use auto, or a larger cpus_per_task (launch alone: --cpus-per-node)"
         cpus = args.cpus_per_node or 1
     share = cpus_per_process(args.cpus_per_proc, sharing, cpus, remedy)
     wanted = str(args.cpus_per_proc or "auto")

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def main() -> None:
         step = hashlib.sha256(given["private"][variable("secret")].encode()).hexdigest()[:16]
         marks = {variable("step"): step, variable("node_rank"): str(args.node)}
         own = given["private"] | marks
-        leave_a_guard(marks)
+        # remote_step, which launch has started, starts that of the first node itself.
+        leave_a_guard(marks, above=0 if args.node else 2)
         os.environ.update(own)
         os.umask(given["umask"])
         asyncio.run(run(given, args.node, own))
@@ -88,11 +90,15 @@ def describe(file: Path) -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    found = {"seen": file.exists(), "versions": versions}
+    return {"seen": file.exists(), "versions": versions, "machine": machine()}
+
+
+def machine() -> list[str]:
+    """What no other machine has; nothing if it is not known."""
     with suppress(OSError):
         # Two machines may have one name, and two containers of a machine its one boot.
-        found["machine"] = [socket.gethostname(), BOOT.read_text().strip()]
-    return found
+        return [socket.gethostname(), BOOT.read_text().strip()]
+    return []
 
 
 def read_step(path: Path) -> dict[str, Any]:
@@ -124,16 +130,17 @@ def read_step(path: Path) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def leave_a_guard(marks: Mapping[str, str]) -> None:
+def leave_a_guard(marks: Mapping[str, str], above: int) -> None:
     """Start a process that waits for the end of this agent, and then ends what is left of the step.
 
     If this agent and the supervisors of the ranks are killed at once, as PBS does when `launch` is
     killed, nobody else finds a daemon in a session of its own. It still has the marks in its
     environment. Nor does a scheduler that suspends a job stop them: this process does, as long as
-    the agent or one of its ancestors is stopped.
+    the agent is stopped, or what of the launch is above it.
 
     Args:
         marks: variables that together only this agent's processes have.
+        above: how many processes above the agent belong to the launch.
     """
     alive, here = os.pipe()
     agent = os.getpid()
@@ -155,18 +162,21 @@ def leave_a_guard(marks: Mapping[str, str]) -> None:
     end.register(alive)
     suspended = False
     while not end.poll(1000 * LOOK):
-        if is_suspended(agent) != suspended:
+        if is_suspended(agent, above) != suspended:
             suspended = not suspended
             send_all(marks, signal.SIGSTOP if suspended else signal.SIGCONT)
     end_all(partial(started_with, marks))
     os._exit(0)
 
 
-def is_suspended(pid: int) -> bool:
-    """Whether a process or one of its ancestors is stopped."""
+def is_suspended(pid: int, above: int) -> bool:
+    """Whether a process or one of so many above it is stopped. One above those, such as the shell
+    of a user, may be stopped for other reasons.
+    """
     # A process may end while we look.
     with suppress(OSError):
-        return any(stat_of(each)[0] == "T" for each in with_ancestors(pid))
+        family = islice(with_ancestors(pid), 1 + above)
+        return any(stat_of(each)[0] == "T" for each in family)
     return False
 
 
@@ -202,7 +212,7 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     Raises:
         Refusal: `remote_step` cannot be reached.
     """
-    channel = await connect(given["address"], given["port"], node)
+    channel = await connect(given["address"], given["port"], node, machine())
     order = await channel.receive()
     if order is None:
         return
@@ -225,14 +235,16 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
         process.stdin.write(order["stdin"].encode())
         await process.stdin.drain()
     process.stdin.close()
+    printed = {1: asyncio.Event(), 2: asyncio.Event()}
     copies = [
-        asyncio.create_task(copy(process.stdout, channel, 1)),
-        asyncio.create_task(copy(process.stderr, channel, 2)),
+        asyncio.create_task(copy(process.stdout, channel, 1, printed[1])),
+        asyncio.create_task(copy(process.stderr, channel, 2, printed[2])),
     ]
     ended = asyncio.create_task(process.wait())
-    orders = asyncio.create_task(obey(channel))
-    await asyncio.wait([ended, orders], return_when=asyncio.FIRST_COMPLETED)
-    alone = not ended.done() and not orders.result()
+    orders = asyncio.create_task(obey(channel, printed, stop := asyncio.Event()))
+    asked = asyncio.create_task(stop.wait())
+    await asyncio.wait([ended, orders, asked], return_when=asyncio.FIRST_COMPLETED)
+    alone = orders.done() and not ended.done()
     if not ended.done():
         terminate(process)
         await asyncio.wait([ended], timeout=ALONE_GRACE if alone else AGENT_GRACE)
@@ -260,13 +272,21 @@ def merged(environment: dict[str, str]) -> dict[str, str]:
     return theirs | {name: value for name, value in os.environ.items() if differs(name)}
 
 
-async def obey(channel: Channel) -> bool:
-    """Wait for an order; returns True if it is to end, and False if `remote_step` is lost."""
+async def obey(channel: Channel, printed: Mapping[int, asyncio.Event], stop: asyncio.Event) -> None:
+    """Note what `remote_step` says, until it is lost.
+
+    Args:
+        printed: of stdout and stderr: it has printed what it was sent.
+        stop: the command is to end.
+    """
     with suppress(OSError, Refusal, ValueError):
         while message := await channel.receive():
+            if "printed" in message:
+                printed[message["printed"]].set()
             if message.get("signal") == "SIGTERM":
-                return True
-    return False
+                stop.set()
+    for each in printed.values():
+        each.set()
 
 
 def terminate(process: Process) -> None:
@@ -276,13 +296,19 @@ def terminate(process: Process) -> None:
             os.killpg(process.pid, signal.SIGTERM)
 
 
-async def copy(stream: asyncio.StreamReader, channel: Channel, number: int) -> None:
-    """Send what the command writes."""
+async def copy(
+    stream: asyncio.StreamReader, channel: Channel, number: int, printed: asyncio.Event
+) -> None:
+    """Send what the command writes, each piece after the one before is printed: if nobody reads
+    them, the command waits, and not the connection.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with suppress(OSError):
         while chunk := await stream.read(65536):
             if text := decoder.decode(chunk):
+                printed.clear()
                 await channel.send({"stream": number, "text": text})
+                await printed.wait()
 
 
 if __name__ == "__main__":

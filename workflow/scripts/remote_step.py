@@ -51,6 +51,7 @@ class Node:
         start: command that starts the agent.
         plan: what the agent runs there, see dispatch.py.
         channel: to the agent, once it has connected.
+        machine: of the agent, see there.
         ended: set when nothing of the step runs there any more, as far as is known.
         status: of the node's command; None if it is not known.
         pending: for each of stdout and stderr, the beginning of a line.
@@ -61,6 +62,7 @@ class Node:
     start: list[str]
     plan: dict[str, Any]
     channel: Channel | None = None
+    machine: list[str] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     status: int | None = None
     pending: dict[int, str] = field(default_factory=lambda: {1: "", 2: ""})
@@ -86,6 +88,8 @@ class RemoteStep:
         self.over = asyncio.Event()
         self.stopping = False
         self.strangers = 0
+        # What the nodes have written; None at the end of a stream.
+        self.printing: asyncio.Queue[tuple[Node, int, str | None]] = asyncio.Queue()
 
     async def run(self) -> int:
         """Run the step to its end; returns its status."""
@@ -96,6 +100,7 @@ class RemoteStep:
         server = await asyncio.start_server(self.serve, sock=listener)
         self.write_file(listener)
         starters: list[Process] = []
+        printer = asyncio.create_task(self.print_all())
         try:
             for node in self.nodes:
                 starters.append(await self.start(node))
@@ -112,6 +117,8 @@ class RemoteStep:
                 with suppress(ProcessLookupError):
                     starter.kill()
         await asyncio.wait(watchers, timeout=2)
+        await self.printing.join()
+        printer.cancel()
         if self.trouble:
             print(f"remote_step: {self.trouble.text}", file=sys.stderr, flush=True)
             send(self.trouble.record())
@@ -146,7 +153,7 @@ class RemoteStep:
             raise Refusal(f"{node.start[0]}: {error.strerror}; is it on PATH here?") from None
 
     async def watch(self, node: Node, starter: Process, server: asyncio.Server) -> None:
-        """Wait until the agent has connected, or cannot any more."""
+        """Wait until the agent has connected, or cannot any more, and then for what started it."""
         assert starter.stdout
         reading = asyncio.create_task(self.read_starter(node, starter.stdout))
         waiting = asyncio.create_task(starter.wait())
@@ -168,6 +175,8 @@ class RemoteStep:
         if all(node.channel for node in self.nodes):
             self.file.unlink(missing_ok=True)
             server.close()
+        # asyncio prints a traceback if a pipe is still open at its end.
+        await reading
 
     async def read_starter(self, node: Node, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(WHOLE_LINE):
@@ -185,13 +194,17 @@ class RemoteStep:
             self.strangers -= 1
         if met is None:
             return
-        channel, number = met
+        channel, number, machine = met
         if not 0 <= number < len(self.nodes) or self.nodes[number].channel or self.stopping:
             writer.close()
             return
         node = self.nodes[number]
-        node.channel = channel
+        node.channel, node.machine = channel, machine
         try:
+            if same := self.named_before(node):
+                why = f"it is the same machine as {same}; name each once"
+                self.lose(node, why, Cause.OTHER)
+                return
             await channel.send({
                 "command": [*self.dispatch, "--node", str(node.number)],
                 "stdin": json.dumps({node.number: node.plan}),
@@ -201,7 +214,7 @@ class RemoteStep:
                 if "status" in message:
                     self.end(node, int(message["status"]))
                     return
-                self.show(node, int(message["stream"]), str(message["text"]))
+                self.printing.put_nowait((node, int(message["stream"]), str(message["text"])))
             await asyncio.sleep(0.2)  # for its last words
             last = f": {node.said[-1]}" if node.said else "; was it killed?"
             self.lose(node, f"its agent has ended{last}")
@@ -212,22 +225,44 @@ class RemoteStep:
         finally:
             writer.close()
 
-    def show(self, node: Node, stream: int, text: str) -> None:
-        """Print a node's whole lines with its number."""
+    def named_before(self, node: Node) -> str:
+        """The other name of a node's machine under which an agent has connected; empty if none."""
+        others = [other for other in self.nodes if other.host != node.host]
+        same = (other.host for other in others if node.machine and other.machine == node.machine)
+        return next(same, "")
+
+    async def print_all(self) -> None:
+        """Print what the nodes write, and ask each for more once it is printed.
+
+        launch may be suspended, or wait for a disk. The connections are read all the same:
+        otherwise the kernel takes us for dead and breaks them.
+        """
+        while True:
+            node, stream, text = await self.printing.get()
+            await asyncio.to_thread(self.show, node, stream, text)
+            if node.channel and text is not None:
+                # One that is lost meanwhile is told of elsewhere.
+                with suppress(OSError):
+                    await node.channel.send({"printed": stream})
+            self.printing.task_done()
+
+    def show(self, node: Node, stream: int, text: str | None) -> None:
+        """Print a node's whole lines with its number; at the end of a stream, the rest of it."""
+        if text is None:
+            text = "\n" if node.pending[stream] else ""
         *lines, node.pending[stream] = (node.pending[stream] + text).split("\n")
         if len(node.pending[stream]) > WHOLE_LINE:
             lines.append(node.pending[stream])
             node.pending[stream] = ""
         if lines:
             block = "".join(f"{node.number}: {line}\n" for line in lines)
-            # launch keeps reading; if it is gone, we are told to end.
+            # If launch is gone, we are told to end.
             output = sys.stdout if stream == 1 else sys.stderr
             showing.show(output.buffer, block.encode(errors="replace"))
 
     def end(self, node: Node, status: int) -> None:
-        for stream, text in node.pending.items():
-            if text:
-                self.show(node, stream, "\n")
+        for stream in node.pending:
+            self.printing.put_nowait((node, stream, None))
         node.status = status
         node.ended.set()
         if status < 0 and not self.stopping and not self.trouble:

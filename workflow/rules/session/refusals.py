@@ -10,7 +10,7 @@ from typing import Any
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
-from manynodes.experiment.job_size import MORE_CORES, cpus_per_process
+from manynodes.experiment.job_size import cpus_per_process
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
 
@@ -182,7 +182,8 @@ def refuse_few_cpus(workflow: Any, experiment: Experiment, names: Iterable[str])
     for run in (experiment.runs[name] for name in names):
         if run.cpus_per_proc != "auto":
             wanted = int(run.cpus_per_proc)
-            cpus_per_process(wanted, run.world_size, settings.cores, MORE_CORES)
+            remedy = "use auto, or more --cores"
+            cpus_per_process(wanted, run.world_size, settings.cores, remedy)
 
 
 def refuse_unquoted(interpreter: str) -> None:

@@ -13,8 +13,6 @@ AUTO_CPUS = 4
 # CUDA's libraries take some GB by themselves, and were not measured.
 PROCESS_MB = {"cpu": 4000, "auto": 4000, "cuda": 8000}
 EVALUATE_CPUS = 4
-# How to get more CPUs of this machine.
-MORE_CORES = "more --cores"
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def cpus_per_process(wanted: int | None, processes: int, cpus: int, remedy: str)
     Args:
         wanted: None for an even share.
         processes: that share the CPUs.
-        remedy: how to get more CPUs.
+        remedy: what to do if there are too few.
 
     Raises:
         Refusal: there are fewer CPUs than wanted.
@@ -133,6 +131,6 @@ def cpus_per_process(wanted: int | None, processes: int, cpus: int, remedy: str)
     if wanted and wanted > share:
         raise Refusal(
             f"cpus_per_proc: {processes} processes of {wanted} CPUs need {processes * wanted}, "
-            f"{cpus} are given; use auto, or {remedy}"
+            f"{cpus} are given; {remedy}"
         )
     return wanted or share

@@ -62,7 +62,7 @@ def claimed_gpus(
             tell(f"warning: {socket.gethostname()} computes on its CPUs: {why}")
         yield []
         return
-    uuids = {card.number: card.uuid for card in cards()}
+    uuids = {gpu: uuid_of(gpu) for gpu in gpus}
     begun, told = time.monotonic(), False
     while True:
         with ExitStack() as claims:
@@ -87,20 +87,29 @@ def claimed(
     """The first GPUs that nobody has claimed, one for each process; none if there are too few.
 
     Args:
-        uuids: of GPUs that are named by their index.
+        uuids: for each, `uuid_of`: it may have several names.
         claims: holds them.
     """
     free: dict[str, bool] = {}
     found: list[str] = []
     for gpu in gpus:
         # A GPU that is listed several times is for several processes.
-        if gpu not in free:
-            free[gpu] = claim(uuids.get(gpu, gpu), claims)
-        if free[gpu]:
+        if (uuid := uuids[gpu]) not in free:
+            free[uuid] = claim(uuid, claims)
+        if free[uuid]:
             found.append(gpu)
         if len(found) == processes:
             return found
     return []
+
+
+def uuid_of(gpu: str) -> str:
+    """The UUID of a GPU that is named by its index, or by the beginning of its UUID; of one that
+    the driver does not show so, such as a part of one, its name.
+    """
+    index = str(int(gpu)) if gpu.isdecimal() else ""
+    found = [card.uuid for card in cards() if card.number == index or card.uuid.startswith(gpu)]
+    return found[0] if len(found) == 1 else gpu
 
 
 def claim(gpu: str, claims: ExitStack) -> bool:

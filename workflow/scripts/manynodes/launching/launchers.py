@@ -174,8 +174,18 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
         "max_restarts": 0,
         "log_dir": place.folder,
     }
-    environment: dict[str, str] = {}
-    if geometry.world_size > 1:
+    if geometry.world_size == 1:
+        # It gives a single process no place among others.
+        environment = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": place.master_address,
+            "MASTER_PORT": str(place.port),
+        }
+    else:
+        environment = {}
         # Its multi_gpu means one process per device of any kind, and it refuses that for one
         # process.
         options["multi_gpu"] = None

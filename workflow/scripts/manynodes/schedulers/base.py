@@ -11,12 +11,14 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from manynodes.base.errors import Refusal
+from manynodes.base.showing import show
 
 SPARE_MB = 1000  # of local disk that a job asks for besides the data
 PAUSE = 5  # seconds between two questions while a scheduler does not answer
@@ -346,6 +348,21 @@ class Scheduler(ABC):
         return Watch()
 
 
+@contextmanager
+def asked_of(variable: str) -> Iterator[None]:
+    """What the scheduler is asked of the job that a variable names. A shell may have kept it when
+    the job ended.
+
+    Raises:
+        Refusal: there is no answer; with what to do then.
+    """
+    try:
+        yield
+    except Refusal as refusal:
+        remedy = f"in no job: unset {variable}, or launch --transport local"
+        raise Refusal(f"{refusal}; {remedy}") from None
+
+
 def end_here(start: float, end: float, running: float) -> float:
     """When a job ends, by this machine's clock, which may not be the scheduler's.
 
@@ -382,8 +399,7 @@ def until_answered(ask: Callable[[], Answer], patience: float, who: str, remedy:
             if time.monotonic() >= deadline:
                 raise Refusal(f"{error}; {remedy}") from None
         if not told:
-            line = f"{who} does not answer; trying again for {patience:.0f} s"
-            print(line, file=sys.stderr, flush=True)
+            show(sys.stderr, f"{who} does not answer; trying again for {patience:.0f} s\n")
             told = True
         time.sleep(PAUSE)
 

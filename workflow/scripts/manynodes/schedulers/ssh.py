@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from ipaddress import IPv6Address
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -98,15 +99,27 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
         if not given:
             raise Refusal("hosts: the file names no host; give one a line")
     for host in given:
-        # ssh would take it for an option, or a shell for something else.
-        if not host or host.startswith("-") or not all(c.isalnum() or c in ".:_-" for c in host):
+        if not is_name(host):
             remedy = (
                 "user names and ports belong into ~/.ssh/config" if "@" in host
                 else "give --hosts n1 n2, to Snakemake 'hosts=[n1, n2]'" if "," in host
+                else "give it without a number of slots or a port" if ":" in host
                 else "give its name or address"
             )  # fmt: skip
             raise Refusal(f"hosts: {host} is not the name of a host; {remedy}")
     return tuple(dict.fromkeys(given))
+
+
+def is_name(host: str) -> bool:
+    """Whether it can only be the name or address of a host."""
+    # ssh would take it for an option, or a shell for something else.
+    if not host or host.startswith("-") or not all(c.isalnum() or c in ".:_-" for c in host):
+        return False
+    if ":" in host:
+        with suppress(ValueError):
+            return bool(IPv6Address(host))
+        return False
+    return True
 
 
 def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ from manynodes.schedulers.base import (
     TellState,
     Unanswered,
     Watch,
+    asked_of,
     end_here,
     is_this_folder,
 )
@@ -48,10 +49,11 @@ class Pbs(AgentScheduler):
         job = os.environ.get("PBS_JOBID", "")
         if not job:
             raise Refusal(
-                "transport pbs works inside a PBS job; submit it with --profile profiles/pbs, or "
-                "use transport local"
+                "transport pbs works inside a PBS job; start launch in one (qsub), or use "
+                "--transport local"
             )
-        hosts = job_hosts(os.environ)
+        with asked_of(self.job_variable):
+            hosts = job_hosts(os.environ)
         here = socket.gethostname()
         # PBS may name it after another interface.
         if short(here) != short(hosts[0]) and not is_here(hosts[0]):
@@ -63,7 +65,8 @@ class Pbs(AgentScheduler):
             raise Refusal(
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
-        shown = shown_job(job)
+        with asked_of(self.job_variable):
+            shown = shown_job(job)
         runs = int(shown.get("run_count", 1))
         first = os.environ.get(FIRST, "")
         return Allocation(

@@ -9,6 +9,7 @@ import asyncio
 import json
 import secrets
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from manynodes.base.errors import Refusal, reason
@@ -67,8 +68,8 @@ class Channel:
 
 async def accept(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[Channel, int] | None:
-    """The channel to an agent that has just connected, and the number of its node.
+) -> tuple[Channel, int, list[str]] | None:
+    """The channel to an agent that has just connected, the number of its node, and its machine.
 
     Returns:
         None if it does not know the secret.
@@ -80,14 +81,17 @@ async def accept(
     try:
         hello = await asyncio.wait_for(channel.receive(MOST_FROM_STRANGERS), INTRODUCTION) or {}
         channel.session, channel.received = f"{ours} {hello['nonce']}", 0
-        return channel, int(hello["node"])
+        return channel, int(hello["node"]), [*map(str, hello["machine"])]
     except (Refusal, OSError, ValueError, KeyError, TypeError, TimeoutError):
         writer.close()
         return None
 
 
-async def connect(address: str, port: int, node: int) -> Channel:
+async def connect(address: str, port: int, node: int, machine: Sequence[str]) -> Channel:
     """The channel from an agent to `remote_step`.
+
+    Args:
+        machine: on which the agent runs.
 
     Raises:
         Refusal: it cannot be reached.
@@ -105,7 +109,7 @@ async def connect(address: str, port: int, node: int) -> Channel:
         ) from None
     ours = secrets.token_hex(16)
     channel = Channel(reader, writer, theirs, "agent")
-    await channel.send({"nonce": ours, "node": node})
+    await channel.send({"nonce": ours, "node": node, "machine": machine})
     channel.session, channel.sent = f"{theirs} {ours}", 0
     return channel
 

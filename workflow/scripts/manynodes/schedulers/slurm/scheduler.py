@@ -26,6 +26,7 @@ from manynodes.schedulers.base import (
     Trouble,
     Watch,
     as_options,
+    asked_of,
     end_here,
     is_this_folder,
     labelled,
@@ -67,12 +68,13 @@ class Slurm(Scheduler):
         job = os.environ.get("SLURM_JOB_ID", "")
         if not job.isdecimal():
             raise Refusal(
-                "transport srun works inside a Slurm job; "
-                "submit it with --profile profiles/slurm, or use transport local"
+                "transport srun works inside a Slurm job; start launch in one (sbatch, salloc), or "
+                "use --transport local"
             )
         refuse_tasks_of_srun()
-        shown = shown_job(job, PATIENCE)
-        listed = field(shown, "NodeList")
+        with asked_of(self.job_variable):
+            shown = shown_job(job, PATIENCE)
+            listed = field(shown, "NodeList")
         hosts = tuple(scontrol("show", "hostnames", listed).split())
         here = os.environ.get("SLURMD_NODENAME", socket.gethostname().partition(".")[0])
         if here != hosts[0]:
