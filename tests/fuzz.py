@@ -472,7 +472,8 @@ def watched(results: Path) -> None:
     for each in found:
         if bad := bad_line(watch.in_one_line(each), 400):
             raise AssertionError(bad)
-    Console(file=io.StringIO()).print(watch.view("fuzz", found, 24))
+    console = Console(file=io.StringIO(), height=24)
+    console.print(watch.view("fuzz", found, console))
 
 
 # By kind of file: how to make it hostile, its path in the results, and its reader.

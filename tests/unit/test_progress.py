@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from rich.live import Live
 
 import watch
 from classifier.pixels.batches import batch_sizes
@@ -381,8 +382,8 @@ def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> No
 
 def test_a_small_terminal_shows_first_what_needs_a_look() -> None:
     def lines(found: list[Progress], height: int = 24) -> list[str]:
-        console = Console(file=io.StringIO(), width=80)
-        console.print(watch.view("x", found, height))
+        console = Console(file=io.StringIO(), width=80, height=height)
+        console.print(watch.view("x", found, console))
         return console.file.getvalue().splitlines()
 
     found = [Progress(f"run{number}", "waiting") for number in range(36)]
@@ -393,11 +394,39 @@ def test_a_small_terminal_shows_first_what_needs_a_look() -> None:
     assert shown[0].strip() == "x: 1 failed, 1 running, 34 waiting"
     assert [line.split()[:2] for line in shown[4:6]] == [["run30", "failed"], ["run35", "running"]]
     assert [line.strip() for line in shown[-2:]] == [
-        "and 21 waiting", "run30: train: rank 1 is lost",
+        "and 20 waiting", "run30: train: rank 1 is lost",
     ]  # fmt: skip
     # Without an empty column.
     assert shown[2].split() == ["run", "state", "host", "epoch"]
     assert sum(line.startswith("  run") and "state" not in line for line in lines(found, 60)) == 36
+
+
+@pytest.mark.parametrize("name", ["learning_rate~0.{}_nodes~1_seed~0", "a_long_name_{}" * 8])
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 24), (120, 30), (200, 50)])
+@pytest.mark.parametrize("runs", [7, 60])
+def test_what_needs_a_look_is_on_the_screen_however_long_the_rows_are(
+    name: str, width: int, height: int, runs: int
+) -> None:
+    """`Live` shows the first lines of what is too high."""
+    numbers = "train_loss 1.234, val_loss 1.432, val_accuracy 0.5123, images_per_second 12345"
+    at = Progress("", "running", where="gpu-node-017", epoch=3, epochs=90, numbers=numbers,
+                  left=5000.0, saved=120.0, step=100, steps=390)  # fmt: skip
+    found = [replace(at, run=name.replace("{}", str(number))) for number in range(runs)]
+    failed = name.replace("{}", "x")
+    found.append(Progress(failed, "failed", epoch=2, reason="train: out of memory [red]"))
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True,
+                      color_system=None)  # fmt: skip
+    with Live(console=console, auto_refresh=False) as live:
+        live.update(watch.view("x", found, console), refresh=True)
+        shown = console.file.getvalue()
+    lines = shown.split("x: 1 failed", 1)[1].splitlines()
+    assert len(lines) < height
+    assert "train:outofmemory[red]" in "".join(lines).replace(" ", "")
+    # Each row is a line where it can be, and no number is cut off in its name.
+    if width >= 80 and name.startswith("learning"):
+        assert any(failed in line and "failed" in line for line in lines)
+        assert sum(line.startswith("  learning") for line in lines) >= min(runs + 1, height - 9)
+    assert "train_loss…" not in shown
 
 
 def test_the_loss_is_shown_beside_known_numbers() -> None:

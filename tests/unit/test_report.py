@@ -6,6 +6,7 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -230,6 +231,51 @@ def test_each_run_has_its_own_count_whatever_column_of_all_comes_first() -> None
     counts = {"a": "row", "b": "step"}
     figures = draw(curve, table, [], [], [], "x", False, counts)
     assert [each.axes[0].get_xlabel() for each in figures.values()] == ["row", "step", "step"]
+
+
+def test_a_column_with_the_name_of_the_metric_is_apart_from_that_of_a_split() -> None:
+    """As Keras writes them; the training's was drawn as the validation's."""
+    curve = pd.DataFrame({"run": "a", "epoch": [1, 2], "loss": [3, 2], "val_loss": [3.5, 2.5]})
+    for rows, key in ((curve, "get_linestyle"), (curve[:1], "get_marker")):
+        figure = draw(rows, pd.DataFrame({"run": ["a"]}), [], [], [], "x", False)["loss"]
+        drawn = [line for line in figure.axes[0].lines if len(line.get_xdata())]
+        assert len({getattr(line, key)() for line in drawn}) == 2
+        named_ones = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert named_ones == ["all runs", "loss", "validation"]
+
+
+@pytest.mark.parametrize("columns", [["val_loss"], ["train_loss", "test_loss"]])
+def test_a_single_count_has_the_range_of_its_seeds(columns: list[str]) -> None:
+    axes = {"lr": [1, 1, 2, 2], "seed": [0, 1, 0, 1]}
+    curve = pd.DataFrame({"run": [*"abcd"], "epoch": 5, **axes})
+    for column in columns:
+        curve[column] = [1.0, 2.0, 4.0, 6.0]
+    table = pd.DataFrame({"run": [*"abcd"], **axes})
+    figure = draw(curve, table, [*axes], ["lr"], [], "x", False)["loss"]
+    ranges = [bar.get_segments()[0] for bar in figure.axes[0].collections]
+    heights = [[1, 2]] * len(columns) + [[4, 6]] * len(columns)
+    assert [list(points[:, 1]) for points in ranges] == heights
+    # Each has its place.
+    assert len({points[0, 0] for points in ranges}) == len(heights)
+
+
+def test_a_curve_of_one_point_is_seen_beside_longer_ones() -> None:
+    none = float("nan")
+    curve = pd.DataFrame({"run": [*"aabb"], "epoch": [1, 2] * 2, "seed": [0, 0, 1, 1],
+                          "train_loss": [3, 2] * 2, "val_loss": [none, 2, none, 4]})  # fmt: skip
+    table = pd.DataFrame({"run": ["a", "b"], "seed": [0, 1]})
+    (axes,) = draw(curve, table, ["seed"], [], [], "x", False)["loss"].axes
+    assert [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "s"] == [[3]]
+    assert axes.collections[0].get_segments()[0][:, 1].tolist() == [2, 4]
+
+
+def test_only_a_curve_of_the_training_has_its_range_too() -> None:
+    curve = pd.DataFrame({"run": [*"aabb"], "epoch": [1, 2] * 2, "seed": [0, 0, 1, 1],
+                          "train_loss": [3.0, 2.0, 5.0, 4.0]})  # fmt: skip
+    table = pd.DataFrame({"run": ["a", "b"], "seed": [0, 1]})
+    for columns, bands in (({}, 1), ({"val_loss": 1.0}, 0)):
+        figure = draw(curve.assign(**columns), table, ["seed"], [], [], "x", False)["loss"]
+        assert len(figure.axes[0].collections) == bands
 
 
 def test_a_mean_is_of_counts_that_all_runs_have() -> None:
@@ -595,6 +641,58 @@ def test_a_legend_keeps_its_order_and_leaves_room_whatever_its_names() -> None:
     assert [label[-1] for label in labels[:3]] == ["1", "2", "3"]
     assert labels[3:] == ["training", "validation", "test"]
     assert max(len(line) for label in labels for line in label.splitlines()) <= 34
+
+
+@pytest.mark.parametrize(("kinds", "words"), [(5, "an option of a long name"), (20, "option"),
+                                              (20, "an option of a long name")])  # fmt: skip
+def test_a_legend_leaves_room_for_ticks_and_is_inside_the_figure(kinds: int, words: str) -> None:
+    values = [0.00123 * 1.3**power for power in range(12)]
+    columns = {
+        "lr": values * kinds,
+        "an_option": [f"{words} {n}" for n in range(kinds) for _ in values],
+    }
+    table = pd.DataFrame({"run": [str(n) for n in range(12 * kinds)], **columns, "score": 0.5})
+    curve = table[["run", *columns]].assign(epoch=1)
+    figure = draw(curve, table, [*columns], ["lr"], ["score"], "x", False)["score_by_axis"]
+    figure.canvas.draw()
+    boxes = [tick.get_window_extent() for tick in figure.axes[0].get_xticklabels()]
+    assert len(boxes) > 1
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert box.y0 >= 0
+        assert box.y1 <= figure.bbox.y1
+    unnamed = "a line per setting of the others" in " ".join(figure.get_suptitle().split())
+    assert unnamed == (not figure.legends)
+
+
+def test_a_long_name_of_a_number_is_beside_its_axis_as_far_as_there_is_room() -> None:
+    name = "train/loss/cross_entropy/with_label_smoothing_of_0.1_over_classes"
+    curve = pd.DataFrame({"run": "a", "global_step": [1, 2], name: [3, 2]})
+    (figure,) = draw(curve, pd.DataFrame({"run": ["a"]}), [], [], [], "x", False).values()
+    figure.canvas.draw()
+    box = figure.axes[0].yaxis.label.get_window_extent()
+    assert box.y0 >= 0
+    assert box.y1 <= figure._suptitle.get_window_extent().y0
+    assert name in figure.get_suptitle()
+
+
+def test_characters_that_no_svg_may_have_are_escapes(tmp_path: Path) -> None:
+    """Axis values, columns, names of numbers and of classes: an image with one cannot be shown."""
+    axes = {"sep": ["\x01", "a\x01"], "lr": [1, 2]}
+    table = pd.DataFrame({"run": ["a", "b"], **axes, "score\ufffe": [1.0, 2.0]})
+    curve = table[["run", *axes]].assign(**{"epoch\x0c": 1, "val_loss\x1b": 2.0})
+    given = (curve, table, [*axes], ["lr"], ["score\ufffe"], "x", False)
+    figures, _ = result_figures.draw(FigureData(*given, searched=["sep", "lr"]))
+    figures["classes"] = result_figures.draw_confusion(
+        confusion("a", ["a\x01\nb", "c"], [[1, 2], [3, 4]])
+    )
+    assert len(figures) == 4
+    for svg in aggregate.write_figures(figures, tmp_path)[::2]:
+        ElementTree.parse(svg)
+        assert "\\x01" in svg.read_text()
+    assert all(figure.get_label().isprintable() for figure in figures.values())
+    assert "<td>\\x01</td>" in page.table(table)
 
 
 def test_every_column_of_panels_has_its_numbers() -> None:

@@ -1,6 +1,7 @@
 """Scaling studies: tables, model and advice from laws that are known."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,30 @@ def test_sizes_that_divide_the_same_cpu_are_drawn_without_a_curve() -> None:
     assert accuracy.get_ylabel() == "test accuracy"
 
 
+def test_settings_are_told_apart_in_each_panel() -> None:
+    """Their accuracies stood in one colour, under the same names of sizes."""
+    sizes = [{"nodes": nodes, "cpus_per_proc": cpus} for nodes in (1, 2) for cpus in (1, 2)]
+    experiment = study(sizes, weight_decay=[0.0, 0.1], global_batch_size=480)
+    runs = measured(experiment)
+    for run in runs:
+        run["threads"] = experiment.runs[run["run"]].cpus_per_proc
+        run["cpus"] = run["nodes"] * run["threads"]
+    table = scaling.sizes(experiment, runs)
+    images = dict.fromkeys(table["run"], 360)
+    strong, fastest, accuracy = scaling_figure.draw(experiment, table, images, "study").axes
+    settings = [f"weight_decay {value}" for value in ("0.0", "0.1")]
+    assert fastest.get_title("left") == f"Images per second, {settings[0]}  batch 480"
+    for axes, words in ((strong, [f"{setting}  batch 480" for setting in settings]),
+                        (accuracy, settings)):  # fmt: skip
+        assert [text.get_text() for text in axes.get_legend().get_texts()][:2] == words
+    names = [text.get_text() for text in accuracy.get_xticklabels()]
+    assert len({*names}) == len(names) == 4
+    points = [line for line in accuracy.lines if len(line.get_xdata())]
+    assert len(points) == 8
+    assert len({line.get_color() for line in points}) == 2
+    assert len({float(line.get_xdata()[0]) for line in points}) == 8
+
+
 @pytest.mark.parametrize(
     ("cpu_ids", "threads", "cpus", "sharing"),
     [
@@ -343,3 +368,28 @@ def test_dollar_signs_of_a_setting_are_no_formula() -> None:
     figure.canvas.draw()
     legend = figure.axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["cost $a^$", "cost b", "ideal"]
+
+
+@pytest.mark.parametrize(("settings", "named"), [(12, 12), (40, 0)])
+def test_a_legend_of_many_settings_hides_no_point_and_is_inside_the_figure(
+    settings: int, named: int
+) -> None:
+    kinds = [f"option {number} of a rather long name" for number in range(settings)]
+    experiment = program(nodes=[1, 2, 4], parameters={"kind": kinds})
+    runs = enumerate(experiment.runs.items())
+    measured = {name: ({}, 100 / run.nodes + number) for number, (name, run) in runs}
+    table = speed_up.sizes(experiment, measured)
+    figure = scaling_figure.draw_programs(experiment, table, "mine")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.canvas.draw()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert len(legend.get_texts()) == named + 1
+    box = legend.get_window_extent()
+    assert box.y0 >= 0
+    if named:
+        assert box.y1 <= axes.xaxis.label.get_window_extent().y0
+    assert ("a colour per setting" in figure.get_suptitle()) == (not named)
+    # Not one for each setting, on each other.
+    assert sorted(text.get_text() for text in axes.texts) == ["1x1", "2x1", "4x1"]

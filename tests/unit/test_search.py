@@ -1,5 +1,6 @@
 """The points of a search: fixed by their seed, within their ranges, runs like any others."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,46 @@ def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:
 def test_the_best_run_has_the_lowest_loss_or_the_highest_score(result: str, words: str) -> None:
     table = pd.DataFrame({"lr": [1, 2, 3], "kind": ["a", "b", "c"], result: [0.1, 0.2, 0.3]})
     assert words in draw_search(table, ["lr", "kind"], result, "x").get_suptitle()
+
+
+@pytest.mark.parametrize(("result", "numbers", "words"), [
+    # As scikit-learn negates them.
+    ("neg_log_loss", [-0.1, -0.2, -0.3], "the best with lr 1"),
+    ("test_neg_mean_squared_error", [-0.3, -0.2, 0.0], "the best with lr 3"),
+    ("d2_log_loss_score", [-0.1, 0.2, 0.3], "the best with lr 3"),
+    # Of what is negative.
+    ("negative_pair_loss", [0.1, 0.2, 0.3], "the best with lr 1"),
+])  # fmt: skip
+def test_a_loss_that_is_negated_is_best_where_it_is_highest(
+    result: str, numbers: list[float], words: str
+) -> None:
+    table = pd.DataFrame({"lr": [1, 2, 3], "kind": ["a", "b", "c"], result: numbers})
+    assert words in draw_search(table, ["lr", "kind"], result, "x").get_suptitle()
+
+
+def test_the_best_point_has_the_best_mean_of_its_seeds() -> None:
+    none = float("nan")
+    table = pd.DataFrame({"lr": [1, 1, 1, 2, 2, 2, 3, 3, 3], "kind": "a",
+                          "acc": [0.95, 0.5, 0.5, 0.9, 0.9, 0.9, 0.99, 0.99, none]})  # fmt: skip
+    figure = draw_search(table, ["lr", "kind"], "acc", "x")
+    words = " ".join(figure.get_suptitle().split())
+    assert "the best mean of 3 runs with lr 2 kind a, without 1 of 9 runs" in words
+    (axes, bar) = figure.axes
+    assert sum(len(line.get_xdata()) == 2 and bool(line.get_alpha()) for line in axes.lines) == 3
+    assert bar.get_ylabel() == "mean acc"
+
+
+def test_names_of_scales_are_turned_if_they_would_run_into_each_other() -> None:
+    for long, turned in (("parameter", 0), ("a_rather_long_parameter_name", 20)):
+        keys = ["lr", "wd", f"{long}_1", f"{long}_2", "kind"]
+        table = pd.DataFrame({**{key: [1, 2] for key in keys}, "loss": [1.0, 2.0]})
+        figure = draw_search(table, keys, "loss", "x")
+        figure.canvas.draw()
+        names = figure.axes[0].get_xticklabels()
+        assert {text.get_rotation() for text in names} == {turned}
+        boxes = [text.get_window_extent() for text in names]
+        assert turned or all(left.x1 < right.x0 for left, right in pairwise(boxes))
+        assert min(box.y0 for box in boxes) >= 0
 
 
 def test_a_scale_names_the_values_that_were_used() -> None:

@@ -7,9 +7,10 @@ results/quickstart. Without a terminal that can redraw, it prints a line when a 
 import argparse
 import signal
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -17,10 +18,11 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -34,7 +36,11 @@ COLOURS = {
     "failed": "red", "interrupted": "yellow", "running": "cyan", "staging": "cyan",
     "waiting": "dim", "trained": "green", "done": "green",
 }  # fmt: skip
-AROUND = 7  # lines around the rows of the table
+NUMBERS = "last epoch, or result"
+LEAST = 16  # characters of them, for one with its name
+# Columns that a narrow terminal has as far as there is room, by what is asked for most.
+OPTIONAL = (NUMBERS, "left", "interruptions", "host", "saved")
+BETWEEN = 3  # blanks between two columns
 
 
 def main() -> None:
@@ -59,7 +65,7 @@ def main() -> None:
         # Drawn again only when there is something new.
         with Live(console=console, auto_refresh=False) as live:
             for each in found:
-                live.update(view(experiment.name, each, console.height), refresh=True)
+                live.update(view(experiment.name, each, console), refresh=True)
 
 
 def print_changes(found: Iterable[list[Progress]]) -> None:
@@ -83,24 +89,39 @@ def in_one_line(each: Progress) -> str:
     return one_line(", ".join(parts) + (f": {each.reason}" if each.reason else ""), 400)
 
 
-def view(name: str, found: list[Progress], height: int) -> Group:
-    """The runs for a terminal of so many lines: a table, and below it the reasons of those that
-    have one. If there is no room for all, those that need a look come first.
+def view(name: str, found: list[Progress], console: Console) -> Group:
+    """The runs for a terminal: a table, and below it the reasons of those that have one. If there
+    is no room for all, those that need a look come first.
     """
     urgent = sorted(found, key=lambda each: [*COLOURS].index(each.state))
     reasons = [
-        f"[{COLOURS[each.state]}]{escape(each.run)}[/]: {escape(one_line(each.reason))}"
+        Text.assemble((each.run, COLOURS[each.state]), f": {one_line(each.reason)}")
         for each in urgent
         if each.reason
     ]
-    # On a narrow terminal, each takes two lines or three.
-    told = reasons[: max(1, height // 6)]
-    room = max(1, height - AROUND - 2 * len(told))
-    listed = found if len(found) <= room else urgent[:room]
-    more = [f"and {summary(urgent[room:])}"] if len(listed) < len(found) else []
+    heights = accumulate(lines(reason, console) for reason in reasons)
+    told = reasons[: max(1, bisect_right([*heights], console.height // 3))]
     if len(told) < len(reasons):
-        told.append(f"and {len(reasons) - len(told)} more reasons, which --once shows")
-    return Group(table(f"{escape(name)}: {summary(found)}", listed), *more, *told)
+        told.append(Text(f"and {len(reasons) - len(told)} more reasons, which --once shows"))
+
+    def first(rows: int) -> Group:
+        listed = found if rows == len(found) else urgent[:rows]
+        more = [Text(f"and {summary(urgent[rows:])}")] if 0 < rows < len(found) else []
+        title = f"{escape(name)}: {summary(found)}"
+        return Group(table(title, listed, console.width) if listed else title, *more, *told)
+
+    # The last line is the cursor's. `Live` cuts off what is too high, at its end.
+    fits = bisect_right(
+        range(min(len(found), console.height) + 1),
+        console.height - 1,
+        key=lambda rows: lines(first(rows), console),
+    )
+    return first(max(0, fits - 1))
+
+
+def lines(shown: RenderableType, console: Console) -> int:
+    """How many lines it takes."""
+    return len(console.render_lines(shown, pad=False))
 
 
 def summary(found: list[Progress]) -> str:
@@ -109,25 +130,43 @@ def summary(found: list[Progress]) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number)
 
 
-def table(title: str, found: list[Progress]) -> Table:
-    """The runs with what is known of them; columns without anything are left out."""
+def table(title: str, found: list[Progress], width: int) -> Table:
+    """The runs with what is known of them; columns without anything are left out. Each run is one
+    line, if its name leaves room for that.
+
+    Args:
+        width: of the terminal, in characters.
+    """
     columns = {
-        "run": [escape(each.run) for each in found],
-        "state": [f"[{COLOURS[each.state]}]{each.state}[/]" for each in found],
-        "host": [escape(one_line(each.where)) for each in found],
-        "epoch": [progress(each) for each in found],
-        "last epoch, or result": [escape(one_line(each.numbers, 200)) for each in found],
-        "left": [duration(each.left) for each in found],
+        "run": [Text(each.run) for each in found],
+        "state": [Text(each.state, COLOURS[each.state]) for each in found],
+        "host": [Text(one_line(each.where)) for each in found],
+        "epoch": [Text(progress(each)) for each in found],
+        NUMBERS: [Text(one_line(each.numbers)) for each in found],
+        "left": [Text(duration(each.left)) for each in found],
         "saved": [
-            f"{duration(each.saved)} ago" if each.saved is not None else "" for each in found
+            Text(f"{duration(each.saved)} ago" if each.saved is not None else "") for each in found
         ],
-        "interruptions": [str(each.interruptions or "") for each in found],
+        "interruptions": [Text(str(each.interruptions or "")) for each in found],
     }
+    wide = {
+        column: max(len(column), *(cell.cell_len for cell in cells))
+        for column, cells in columns.items()
+        if any(cells)
+    }
+    room = width - 1 - sum(wide[column] + BETWEEN for column in wide if column not in OPTIONAL)
+    for column in [each for each in OPTIONAL if each in wide]:
+        least = min(wide[column], LEAST) if column == NUMBERS else wide[column]
+        if least + BETWEEN > room:
+            del wide[column]
+        else:
+            room -= least + BETWEEN
     shown = Table(title=title, title_justify="left", box=box.SIMPLE)
-    told = {column: cells for column, cells in columns.items() if any(cells)}
-    for column in told:
-        shown.add_column(column, overflow="fold")
-    for row in zip(*told.values(), strict=True):
+    shown.add_column("run", overflow="fold")
+    for column in [*wide][1:]:
+        most = min(wide[column], LEAST) + room if column == NUMBERS else None
+        shown.add_column(column, no_wrap=True, overflow="ellipsis", max_width=most)
+    for row in zip(*(columns[column] for column in wide), strict=True):
         shown.add_row(*row)
     return shown
 

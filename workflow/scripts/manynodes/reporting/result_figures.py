@@ -8,9 +8,18 @@ averaged, and a band (curves) or a bar (points) shows their range.
 import math
 import re
 import textwrap
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -29,14 +38,14 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from manynodes.base.errors import shortened
+from manynodes.base.errors import printable
 from manynodes.experiment.config import REPEATS
 from manynodes.experiment.log_lines import COUNTS
-from manynodes.reporting.figures import PALETTE, STYLE, colour_of, entitle
+from manynodes.reporting.figures import LONGEST_SIDE, PALETTE, STYLE, colour_of, entitle, label
 from manynodes.reporting.measures import unused
 from manynodes.reporting.metrics import is_share, telling_first
 from manynodes.reporting.predictions import Predictions
-from manynodes.reporting.results import VIEWS
+from manynodes.reporting.results import VIEWS, counted
 from manynodes.reporting.tables import value_words
 
 # Columns `train_loss`, `val_loss` and `test_loss` are one figure, `loss`: legend and style of each.
@@ -48,6 +57,10 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # A curve of one point, which a line would not show.
 ONE_POINT = {"train": {"marker": "^"}, "": {"marker": "o"}, "val": {"marker": "s"}, "test": {}}
+# Of the column that has the name of the metric, beside those of splits, for which it would be taken
+# otherwise: Keras writes `loss` and `val_loss`.
+BESIDE, BESIDE_ONE = {"linestyle": "--"}, {"marker": "D"}
+ROOM_OF_ONE = 0.6  # of an axis with one count, for the points of all settings and splits
 # The result from several views.
 STAR: dict[str, Any] = {"marker": "*", "markersize": 11, "linestyle": "none"}
 # Not drawn: other counts and the time; of the classifier, numbers that only go with others.
@@ -59,24 +72,27 @@ PANEL_COLUMNS = 3
 PANEL_CHARACTERS = 46  # of the title of a panel
 MOST_LINES = 24  # of a legend
 MOST_PANELS = 24  # of a figure; 240 took minutes to draw
-# Inches: of an axis alone, and of several; of a label.
-WIDTH, PANEL_WIDTH, CHARACTER = 5.0, 3.2, 0.1
+# Inches: of an axis alone, of that with an empty legend, and of several; of a label.
+WIDTH, WITHOUT_LEGEND, PANEL_WIDTH, CHARACTER = 5.0, 6.4, 3.2, 0.1
 MOST_IN_PANEL = 12  # lines of the legend of one panel, with so many characters in two columns
 SHORT = 22
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
 BINS = 15  # of the calibration
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
 MOST_NAMES = 100  # and up to which their names
-LONGEST = 28  # characters of a name in a figure
 # Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically, and the
 # same of what is measured.
 WIDE, WIDE_MEASURED = 8, 1e3
 LINE = 0.19  # inches of a line of the legend below a panel
 LEGEND_CHARACTERS = 34
+# Inches above a legend beside the panels, and of a line of it.
+ABOVE_LEGEND, LEGEND_LINE = 0.4, 0.235
 MOST_LABELS = 6  # numbers of a scale of a search that are all written
 SCALE_CHARACTERS = 14  # of a text there
+BESIDE_SCALES = 1.6  # inches of their figure
 FAINT = 0.35  # a curve where not all of its runs go on
-# What the legend says of it, and of runs whose mean is of none.
+ALL_RUNS = "all runs"  # of which a legend says nothing
+# What it says of such a curve, and of runs whose mean is of none.
 FEWER, ALONE = "of fewer runs", "each run (no counts in common)"
 # Names of numbers of which a lower one is better, and of which a higher one is. Of others it is not
 # known.
@@ -90,6 +106,10 @@ HIGHER = re.compile(
     "|dice|top_?[0-9]+)([^a-z]|$)",
     re.I,
 )
+# A loss that is negated, as scikit-learn's, which is never above zero: `negative_pair_loss` is the
+# loss of pairs. And a score that is made of a loss.
+NEGATED = re.compile("(^|[^a-z])neg(ative)?_", re.I)
+OF_LOSS = re.compile("(^|[^a-z])d2_", re.I)
 MOST_ASIDE = 0.1  # of all of them
 ASIDE = 0.025  # of the width of a panel
 LEAST_RANGE = 0.02  # of an axis of accuracies
@@ -145,7 +165,7 @@ def draw(data: FigureData) -> tuple[dict[str, Figure], list[str]]:
     ranked = next((key for key in ("val_accuracy", *data.measured) if key in data.measured), None)
     if data.searched and ranked:
         figures["search"] = draw_search(data.summary, data.searched, ranked, data.title)
-    return figures, [name for name, _ in plan[MOST_FIGURES:]]
+    return figures, [printable(name) for name, _ in plan[MOST_FIGURES:]]
 
 
 def planned(data: FigureData) -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -218,7 +238,11 @@ class Metric:
     @property
     def has_legend(self) -> bool:
         """Whether the values are few enough to be named."""
-        return len(self.values) <= MOST_LINES
+        return lines_of(map(self.words, self.values)) <= MOST_LINES
+
+    def words(self, value: Any) -> str:
+        """What the legend says of a value."""
+        return named([self.hue], [value]) if self.hue else ALL_RUNS
 
 
 @mpl.rc_context(STYLE)
@@ -259,9 +283,8 @@ def colour_bar(figure: Figure, grid: Any, metric: Metric) -> None:
     several = len(metric.values)
     shade = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, several - 1), "viridis")
     # As wide beside several rows as beside one.
-    bar = figure.colorbar(
-        shade, ax=grid.ravel().tolist(), label=str(metric.hue), aspect=20 * grid.shape[0]
-    )
+    words = label(str(metric.hue), LONGEST_SIDE)
+    bar = figure.colorbar(shade, ax=grid.ravel().tolist(), label=words, aspect=20 * grid.shape[0])
     named_ones = [0, several // 2, several - 1]
     bar.set_ticks(named_ones, labels=[in_legend(metric.values[number]) for number in named_ones])
 
@@ -272,11 +295,16 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, metric: Metric
     groups = list(panel.groupby(metric.hue)) if metric.hue else [(None, panel)]
     summary = data.summary[data.summary["run"].isin(panel["run"])]
     single = panel[count].nunique() == 1
-    style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
+    line, point = styles(splits)
+    style = {split: line[split] | (point[split] if single else {}) for split in splits}
     views = [*{*summary["views"]} - {"plain"}] if data.built_in and "test" in splits else []
     result = unused(metric.name, "test", data.settings)
     said, room = set[str](), 0.0
-    if (tested := splits.get("test")) and metric.has_legend:
+    # With one count, ranges would stand on each other.
+    ranges = single and any(len(group) > 1 for _, group in groups)
+    if ranges:
+        room = min(MOST_ASIDE, ROOM_OF_ONE / (len(values) * len(splits)))
+    elif (tested := splits.get("test")) and metric.has_legend:
         counts = panel.loc[panel[tested].notna(), count].to_numpy(dtype=float)
         room = room_for(counts, max(float(np.ptp(panel[count])), 1.0), len(values))
     if metric.has_legend:
@@ -286,45 +314,67 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, metric: Metric
         colour = colour_of(number, len(values))
         # Points of several colours at the same place stand side by side.
         aside = (number - (len(values) - 1) / 2) * room
-        for split, column in splits.items():
-            if split == "test":
+        for place, (split, column) in enumerate(splits.items()):
+            if ranges:
+                each = number * len(splits) + place
+                aside = (each - (len(values) * len(splits) - 1) / 2) * room
+            if split == "test" or ranges:
                 points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
                 points.index += aside
                 axes.plot(points.index, points["mean"], color=colour, **style[split])
                 axes.vlines(points.index, points["min"], points["max"], color=colour)
                 continue
             said |= draw_runs(axes, group, count, column, {"color": colour} | style[split],
-                              band=split != "train")  # fmt: skip
+                              point[split], band=split != "train" or len(splits) == 1)  # fmt: skip
         if views:
             final = summary[summary["run"].isin(group["run"])]
             # Of the best weights, which may not be the last ones.
             at = final["epoch"].mean() if count == "epoch" and "epoch" in final else math.nan
             at = last_count(group, count, splits["test"]) if math.isnan(at) else at
             axes.plot([at + aside], [final[result].mean()], color=colour, **STAR)
-    for split in filter(None, splits):
-        text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
+    for split, column in splits.items() if [*splits] != [""] else ():
+        text = SPLITS[split][0] or label(column, LEGEND_CHARACTERS)
+        text += ", one view" if split == "test" and views else ""
         axes.plot([], [], color="grey", label=text, **style[split])
     for text in sorted(said):
         axes.plot([], [], color="grey", alpha=FAINT if text == FEWER else None, label=text)
     for name in views:
         axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", **STAR)
-    axes.set(xlabel=count, ylabel=metric.name)
+    axes.set(xlabel=label(count, LONGEST_SIDE), ylabel=label(metric.name, LONGEST_SIDE))
+
+
+def styles(
+    splits: Collection[str],
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Of the column of each split, the style of its curve, and that of a curve of one point."""
+    line = {split: SPLITS[split][1] for split in splits}
+    point: dict[str, dict[str, Any]] = {split: ONE_POINT[split] for split in splits}
+    if "" in line and len(line) > 1:
+        line[""], point[""] = BESIDE, BESIDE_ONE
+    return line, point
 
 
 def name_colours(axes: Axes, metric: Metric) -> None:
     """The values for a legend in their order, whichever of them this panel has."""
     for number, value in enumerate(metric.values):
         axes.plot([], [], color=colour_of(number, len(metric.values)), linewidth=3,
-                  label=named([metric.hue], [value]) if metric.hue else "all runs")  # fmt: skip
+                  label=metric.words(value))  # fmt: skip
 
 
 def draw_runs(
-    axes: Axes, group: pd.DataFrame, count: str, column: str, style: dict[str, Any], band: bool
+    axes: Axes,
+    group: pd.DataFrame,
+    count: str,
+    column: str,
+    style: dict[str, Any],
+    point: dict[str, Any],
+    band: bool,
 ) -> set[str]:
     """Draw the mean of some runs, or each run if they have no counts in common; returns what the
     legend says of it.
 
     Args:
+        point: the style of a curve of one point.
         band: whether their range is drawn too.
     """
     known = group[group[column].notna()]
@@ -333,14 +383,18 @@ def draw_runs(
     common, rest = points[points.index <= end], points[points.index >= end]
     if len(common) < 2 and known[count].nunique() > 1:
         for _, run in known.groupby("run"):
-            axes.plot(run[count], run[column], **style)
+            axes.plot(run[count], run[column], **(style if len(run) > 1 else style | point))
         return {ALONE} if known["run"].nunique() > 1 else set()
-    axes.plot(common.index, common["mean"], **style)
+    lone = len(points) == 1
+    axes.plot(common.index, common["mean"], **(style | point if lone else style))
     if len(rest) > 1:
         axes.plot(rest.index, rest["mean"], alpha=FAINT, **style)
     if band and (points["min"] < points["max"]).any():
-        axes.fill_between(points.index, points["min"], points["max"], color=style["color"],
-                          alpha=0.15, linewidth=0)  # fmt: skip
+        if lone:
+            axes.vlines(points.index, points["min"], points["max"], color=style["color"])
+        else:
+            axes.fill_between(points.index, points["min"], points["max"], color=style["color"],
+                              alpha=0.15, linewidth=0)  # fmt: skip
     return {FEWER} if len(rest) > 1 else set()
 
 
@@ -391,14 +445,15 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
     summary, numeric = data.summary, data.numeric
     groups_of = [groups_without(data, axis) for axis in numeric]
     alone, most = len(numeric) == 1, max(map(len, groups_of))
-    explained = most <= (MOST_LINES if alone else MOST_IN_PANEL)
+    in_one = lines_of(name for name, _ in groups_of[0])
+    explained = in_one <= MOST_LINES if alone else most <= MOST_IN_PANEL
     below = 0 if alone or not explained else LINE * most
     figure, grid = panel_grid(len(numeric), sharex=False, below=below)
     share = scale_of_results(grid[0, 0], summary[[column]], column)
     partly = False
     for axes, axis, groups in zip(grid.flat, numeric, groups_of, strict=False):
         values = sorted(map(float, summary[axis].unique()))
-        scale_of_values(axes, values, WIDTH if alone else PANEL_WIDTH)
+        scale_of_values(axes, values, width_beside(groups) if alone else PANEL_WIDTH)
         partly |= draw_groups(axes, groups, axis, column, explained)
         if not alone and explained and len(groups) > 1:
             # A colour is another setting in each panel.
@@ -406,8 +461,8 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
             # Below the name of the axis, however high the panel is.
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.5,
                         fontsize=8, ncols=2 if short else 1)  # fmt: skip
-        axes.set_xlabel(axis)
-        axes.set_ylabel(column)
+        axes.set_xlabel(label(axis, LONGEST_SIDE))
+        axes.set_ylabel(label(column, LONGEST_SIDE))
         least_range(axes, share)
     each = "" if explained else ", a line per setting of the others"
     words = f"{each}{spread_words(summary, data.settings)}"
@@ -418,12 +473,18 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
     return figure
 
 
+def width_beside(groups: Sequence[tuple[str, pd.DataFrame]]) -> float:
+    """Inches of an axis beside a legend with the names of these groups."""
+    longest = max(len(line) for name, _ in groups for line in legend_words(name).splitlines())
+    return min(WIDTH, WITHOUT_LEGEND - CHARACTER * longest)
+
+
 def groups_without(data: FigureData, axis: str) -> list[tuple[str, pd.DataFrame]]:
     """The name and the runs of each setting of all axes but one."""
     summary = data.summary
     others = [name for name in data.settings if name != axis and summary[name].nunique() > 1]
     if not others:
-        return [("all runs", summary)]
+        return [(ALL_RUNS, summary)]
     return [(named(others, setting), group) for setting, group in summary.groupby(others)]
 
 
@@ -514,16 +575,19 @@ def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False})
 def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: str) -> Figure:
     """Every run as a line through its values of some keys, in the colour of its result (parallel
-    coordinates).
+    coordinates); runs with the same values, such as of other seeds, as one, in that of their mean.
 
     Args:
         keys: axes in which the runs vary together.
         result: a column of numbers.
     """
     values = summary[result].to_numpy(dtype=float)
-    values = np.where(np.isfinite(values), values, np.nan)
+    missing = int((~np.isfinite(values)).sum())
+    points = pd.Series([tuple(map(value_words, row)) for row in summary[[*keys]].to_numpy(object)])
+    runs = pd.Series(np.where(np.isfinite(values), values, np.nan)).groupby(points)
+    values = runs.transform("mean").where(~points.duplicated()).to_numpy()
     # The best ones on top, if it is known which they are.
-    lower = bool(LOWER.search(result))
+    lower = is_lower_better(result, values)
     order = np.argsort(-values if lower else values)
     figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
     heights = np.column_stack([draw_scale(axes, at, summary[key]) for at, key in enumerate(keys)])
@@ -533,18 +597,44 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
     shown = order[np.isfinite(values[order])]
     for row in shown:
         axes.plot(range(len(keys)), heights[row], color=shade.to_rgba(values[row]), alpha=0.9)
-    axes.set_xticks(range(len(keys)), list(keys))
+    name_scales(axes, [*map(label, keys)], figure.get_figwidth() - BESIDE_SCALES)
     axes.set_yticks([])
     axes.set_xlim(-0.3, len(keys) - 0.6)
     form = PercentFormatter(1) if is_share(result, values) else None
-    figure.colorbar(shade, ax=axes, format=form, label=result)
-    missing = len(values) - len(shown)
+    sizes = runs.transform("size").to_numpy()
+    each, its = ("point", f"mean {result}") if (sizes > 1).any() else ("run", result)
+    figure.colorbar(shade, ax=axes, format=form, label=label(its, LONGEST_SIDE))
     words = f", without {missing} of {len(values)} runs that have no number" if missing else ""
-    first = "the best" if lower or HIGHER.search(result) else "the highest"
-    best = [f", {first} with {named(keys, [*summary[keys].iloc[row]])}" for row in shown[-1:]]
-    drawn = f"A line per run through its {', '.join(keys)}, in the colour of its {result}."
+    known = LOWER.search(result) or HIGHER.search(result)
+    first = "the best" if known else "the highest"
+    best = []
+    # One of which all runs have a number.
+    for row in shown[(runs.transform("count") == sizes).to_numpy()[shown]][-1:]:
+        of = f" mean of {counted(sizes[row], 'run')}" if each == "point" else ""
+        best = [f", {first}{of} with {named(keys, [*summary[keys].iloc[row]])}"]
+    drawn = f"A line per {each} through its {', '.join(keys)}, in the colour of its {its}."
     entitle(figure, "".join([f"{title}: {result} by setting", *best, words]), drawn)
     return figure
+
+
+def is_lower_better(result: str, values: np.ndarray) -> bool:
+    """Whether the lowest of these numbers of a result is known to be the best, by its name."""
+    negated = NEGATED.search(result) and not (values > 0).any()
+    return bool(LOWER.search(result)) and not negated and not OF_LOSS.search(result)
+
+
+def name_scales(axes: Axes, names: Sequence[str], inches: float) -> None:
+    """The names of scales, turned if they would run into each other.
+
+    Args:
+        inches: how wide the axes are.
+    """
+    axes.set_xticks(range(len(names)), names)
+    apart = inches / len(names)
+    if any(CHARACTER * (len(one) + len(other)) / 2 > apart for one, other in pairwise(names)):
+        axes.tick_params(axis="x", rotation=20)
+        for text in axes.get_xticklabels():
+            text.set(ha="right", rotation_mode="anchor")
 
 
 def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
@@ -564,7 +654,7 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
         names = sorted(map(value_words, column.unique()), key=as_number)
         place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
         heights = np.array([place[value_words(value)] for value in column])
-        texts = [(height, shortened(name, SCALE_CHARACTERS)) for name, height in place.items()]
+        texts = [(height, label(name, SCALE_CHARACTERS)) for name, height in place.items()]
     axes.axvline(at, color="#999", linewidth=1, zorder=0)
     for height, text in texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
@@ -593,7 +683,7 @@ def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
     names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
-    labels = [shortened(name, LONGEST) for name in names]
+    labels = [label(name) for name in names]
     few = len(matrix) <= MOST_NUMBERS
     if not few:
         order = by_similarity(matrix)
@@ -720,11 +810,11 @@ def draw_ranking(run: str, true: np.ndarray, score: np.ndarray, names: Sequence[
     from sklearn.metrics import precision_recall_curve, roc_curve
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
-    for label, sign in enumerate((-1, 1)):
-        name, colour = shortened(names[label], LONGEST), PALETTE[label]
-        false, recall, _ = roc_curve(true == label, sign * score, drop_intermediate=False)
+    for number, sign in enumerate((-1, 1)):
+        name, colour = label(names[number]), PALETTE[number]
+        false, recall, _ = roc_curve(true == number, sign * score, drop_intermediate=False)
         left.plot(false, recall, color=colour, label=f"{name} found by its probability")
-        precision, recall, _ = precision_recall_curve(true == label, sign * score)
+        precision, recall, _ = precision_recall_curve(true == number, sign * score)
         right.step(recall[::-1], precision[::-1], color=colour)
     left.plot([0, 1], [0, 1], color="grey", linestyle="--")
     left.set_xlabel("false positive rate")
@@ -780,16 +870,25 @@ def finish(figure: Figure, grid: Any, panels: int, legend: bool = True) -> None:
         lowest = [axes for axes in column if axes.get_visible()][-1]
         lowest.tick_params(labelbottom=True)
     labelled = {
-        label: handle
+        words: handle
         for axes in grid.flat
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if legend and labelled and set(labelled) != {"all runs"}:
-        # A long name would leave no room for the panels.
-        names = [
-            textwrap.fill(label, LEGEND_CHARACTERS, break_on_hyphens=False) for label in labelled
-        ]
-        figure.legend(labelled.values(), names, loc="outside right center")
+    if legend and labelled and set(labelled) != {ALL_RUNS}:
+        names = [*map(legend_words, labelled)]
+        room = (figure.get_figheight() - ABOVE_LEGEND) / LEGEND_LINE / lines_of(labelled)
+        figure.legend(labelled.values(), names, loc="outside right center",
+                      fontsize=STYLE["font.size"] * min(1, room))  # fmt: skip
+
+
+def legend_words(text: str) -> str:
+    """In so many lines that it leaves room for the panels."""
+    return textwrap.fill(text, LEGEND_CHARACTERS, break_on_hyphens=False)
+
+
+def lines_of(names: Iterable[str]) -> int:
+    """How many lines a legend has of these names."""
+    return sum(len(legend_words(name).splitlines()) for name in names)
 
 
 def named(axes: Sequence[str], values: Sequence[Any]) -> str:
@@ -798,7 +897,7 @@ def named(axes: Sequence[str], values: Sequence[Any]) -> str:
 
 
 def in_legend(value: Any) -> str:
-    return shortened(value_words(value, 6), LONGEST)
+    return label(value_words(value, 6))
 
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
