@@ -15,7 +15,7 @@ from scipy import stats
 from sklearn import metrics
 
 import aggregate
-from manynodes.experiment.config import Experiment
+from manynodes.experiment.config import COLUMNS, Experiment
 from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.measures import named
 from manynodes.reporting.metrics import telling_first
@@ -298,7 +298,8 @@ def test_a_checkout_with_changes_and_the_precision_are_named() -> None:
 def test_a_program_s_own_numbers_of_such_names_are_no_provenance() -> None:
     table = summary("plain", [0.9, 0.9]).assign(weights_sha256=[1, 2], init_sha256="of somewhere")
     assert [name for name in page.provenance(table) if "SHA" in name] == []
-    assert named({"result": {"code_sha256": 1.0}}, []) == {"code_sha256 (result)": 1.0}
+    columns = named({"result": ["code_sha256"]}, {*COLUMNS})
+    assert columns == {("result", "code_sha256"): "code_sha256 (result)"}
 
 
 def test_environments_that_agree_have_one_row_and_one_list_of_packages() -> None:

@@ -291,10 +291,10 @@ def test_a_rate_of_the_evaluation_is_none_of_the_training(tmp_path: Path) -> Non
     config = {"evaluate": "e.py", "nodes": [1, 2]}
     folder = finished(
         tmp_path / "mine", config, [{"accuracy": 0.9}] * 2, [{"seconds": 100}, {"seconds": 60}],
-        {"images_per_second": 500.0},
+        [{"images_per_second": 500.0}],
     )  # fmt: skip
     experiment = read_record(folder)
-    runs = {name: numbers.read(experiment, name, folder) for name in experiment.runs}
+    runs = numbers.read(experiment, experiment.runs, folder)
     table = numbers.tables(experiment, runs)
     assert list(table["scaling"]["speed_up"]) == pytest.approx([1, 100 / 60])
     assert list(table["summary"]["images_per_second"]) == [500, 500]

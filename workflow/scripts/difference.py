@@ -39,7 +39,10 @@ def main() -> None:
         if all((folder / "run.json").exists() for folder in (args.before, args.after)):
             compare_images(args.before, args.after)
             return
-        before, after = difference.read(args.before), difference.read(args.after)
+        before, after = (
+            difference.read(args.before, args.after),
+            difference.read(args.after, args.before),
+        )
         for warning in difference.doubts(before, after):
             print(f"warning: {warning}", file=sys.stderr)
         found = difference.compare(before, after)
