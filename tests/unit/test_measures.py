@@ -50,7 +50,7 @@ from manynodes.programs.user_numbers import (
     read_user_metrics,
     read_user_result,
 )
-from manynodes.reporting import difference
+from manynodes.reporting import difference, page
 from manynodes.reporting.events import points_of
 from manynodes.reporting.measures import (
     Measured,
@@ -62,6 +62,7 @@ from manynodes.reporting.measures import (
     write_result,
 )
 from manynodes.reporting.metrics import newest, read_metrics, rows_so_far, write_metrics
+from manynodes.reporting.numbers import not_finite
 from manynodes.reporting.numbers import read as read_numbers
 from manynodes.reporting.numbers import tables as tables_of
 from manynodes.reporting.progress import read_all, read_record
@@ -182,6 +183,19 @@ def test_a_name_means_the_same_in_all_runs_wherever_it_is_read(tmp_path: Path, o
                      metrics=metrics[-1:])  # fmt: skip
     assert difference.read(alone, folder).numbers["lr~1"] == {other: value, "seconds": 1}
     assert difference.read(alone).numbers["lr~1"] == {key: value, "seconds": 1}
+
+
+def test_an_infinite_last_row_is_that_of_a_training_that_diverged(tmp_path: Path) -> None:
+    """As null in a result: neither the largest number nor a part of a mean."""
+    rows = [f"epoch,loss\n1,2\n2,{last}\n" for last in ("1", "inf", "-1e400")]
+    config = {"parameters": {"lr": [1, 2, 3]}}
+    folder = finished(tmp_path / "mine", config, [{}] * 3, metrics=rows)
+    experiment = read_record(folder)
+    runs = read_numbers(experiment, experiment.runs, folder)
+    assert not_finite(runs) == {"lr~2": ["loss"], "lr~3": ["loss"]}
+    summary = tables_of(experiment, runs)["summary"]
+    assert summary["loss"].isna().tolist() == [False, True, True]
+    assert page.between(summary, "loss") == "loss 1 (1 of 3 runs)"
 
 
 def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> None:

@@ -179,7 +179,7 @@ class Measured:
         """The same, or of a program that writes no result the newest of its rows."""
         last = newest(self.metrics)
         columns = named({"newest": last}, names.taken)
-        return self.numbers(names) or {columns["newest", key]: last[key] for key in last}
+        return self.numbers(names) or {columns["newest", key]: checked(last[key]) for key in last}
 
     def confusion(self, names: Names) -> Confusion | None:
         """Class names and matrix (true class by row); None if it has none."""
