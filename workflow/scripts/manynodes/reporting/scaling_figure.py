@@ -93,14 +93,15 @@ def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Fi
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for number, (name, rows) in enumerate(settings.items()):
         colour = colour_of(number, len(settings))
-        at = [units(row) for row in rows]
-        reached = [row["speed_up"] for row in rows]
+        known = [row for row in rows if pd.notna(row["speed_up"])]
+        at = [units(row) for row in known]
+        reached = [row["speed_up"] for row in known]
         axes.plot(at, reached, "o", color=colour, label=name)
         keys = ["nodes", "nproc_per_node", *["cpus_per_proc"] * by_cpus]
-        names = ["x".join(str(row[key]) for key in keys) for row in rows]
+        names = ["x".join(str(row[key]) for key in keys) for row in known]
         label_points(axes, at, reached, names, colour)
-        ideal = [row["speed_up"] / row["efficiency"] for row in rows]
-        axes.plot(at, ideal, "--", color="grey", linewidth=1)
+        ideal = [units(row) / units(rows[0]) for row in rows]
+        axes.plot([*map(units, rows)], ideal, "--", color="grey", linewidth=1)
     axes.plot([], [], "--", color="grey", label="ideal")
     by = "CPUs" if by_cpus else "processes"
     axes.set_xlabel(by)
