@@ -2,10 +2,13 @@
 
 import csv
 import math
+import os
+import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -17,8 +20,9 @@ from sklearn import metrics
 import aggregate
 from manynodes.experiment.config import COLUMNS, Experiment
 from manynodes.reporting import intervals, page, result_figures
-from manynodes.reporting.measures import named
-from manynodes.reporting.metrics import telling_first
+from manynodes.reporting.events import RunEvents, points_of
+from manynodes.reporting.measures import named, names_in
+from manynodes.reporting.metrics import read_metrics, telling_first, write_metrics
 from manynodes.reporting.numbers import (
     Numbers,
     confusion,
@@ -27,9 +31,10 @@ from manynodes.reporting.numbers import (
     results_of,
     table_of,
 )
+from manynodes.reporting.progress import read_record
 from manynodes.reporting.result_figures import FigureData
 from manynodes.reporting.results import accuracy_line
-from programs import ROOT
+from programs import ROOT, finished
 
 
 def summary(views: str, accuracies: list[float], **columns: list) -> pd.DataFrame:
@@ -615,6 +620,28 @@ def test_numbers_far_apart_are_drawn_logarithmically() -> None:
     assert {name: each.axes[0].get_yscale() for name, each in figures.items()} == {
         "accuracy": "linear", "loss": "log",
     }  # fmt: skip
+
+
+def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, monkeypatch) -> None:
+    """As `os.listdir` has them: nothing can write or draw these characters."""
+    name = os.fsdecode("caf\xe9".encode("latin-1"))
+    result = {f"accuracy({name})": 0.5, "confusion_matrix": [[2, 1], [0, 3]],
+              "class_names": [name, "b\n\x01"]}  # fmt: skip
+    folder = finished(tmp_path / "mine", {}, [result])
+    given = ["--config", f"@{folder}/experiment.json", "--results", folder, "--output", folder]
+    monkeypatch.setattr(sys, "argv", ["aggregate", *map(str, given)])
+    aggregate.main()
+    shown = r"caf\udce9"
+    for file in ("summary.csv", "confusion.csv", "report.html", "figures/confusion.svg"):
+        assert shown in (folder / file).read_text()
+    ElementTree.parse(folder / "figures/confusion.svg")
+    experiment = read_record(folder)
+    events = RunEvents(folder / "run/events", {})
+    events.update(*points_of(experiment, folder / "run", names_in((experiment, folder))))
+    events.close()
+    assert [tag for _, tag, _ in events.written] == [rf"result/accuracy({shown})"]
+    write_metrics(tmp_path / "metrics.csv", [{"epoch": 1, name: 0.5}])
+    assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 1, shown: 0.5}]
 
 
 def test_many_classes_stand_without_numbers_in_an_order_that_is_told() -> None:
