@@ -530,6 +530,22 @@ def test_numbers_of_a_column_have_the_same_decimals_and_no_share_is_rounded_to_a
     assert shown["accuracy"].tolist() == ["99.991%", "99.999%"]
 
 
+def test_one_error_of_many_images_is_not_rounded_away_anywhere() -> None:
+    confused = confusion("r0", ["cat", "dog"], [[35_000, 0], [1, 34_999]])
+    said = page.class_sentence(confused)
+    assert said.startswith("Accuracy 99.999%; of 70,000 images, the 95% interval is 99.99% to ")
+    assert said.endswith("Balanced accuracy 99.999%, macro F1 99.999%.")
+    assert page.by_class(confused).to_numpy().tolist() == [
+        ["dog", "35,000", "99.997%", "100.000%", "99.999%"],
+        ["cat", "35,000", "100.000%", "99.997%", "99.999%"],
+    ]  # fmt: skip
+    wrong = confusion("r0", ["cat", "dog"], [[1, 9_999], [0, 10_000]])
+    assert page.confusions(wrong)["of its class"].tolist() == ["99.99%"]
+    accuracy = 69_999 / 70_000
+    evaluation = {"views": "plain", "accuracy": accuracy, "plain": {"accuracy": accuracy}}
+    assert accuracy_line(evaluation) == "test accuracy 99.999% with one view"
+
+
 def test_what_a_program_writes_first_is_not_what_counts() -> None:
     names = ["num_parameters", "eval_accuracy", "seconds", "val_loss"]
     assert telling_first(names) == ["eval_accuracy", "val_loss", "num_parameters", "seconds"]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference
-from manynodes.reporting.metrics import is_share
+from manynodes.reporting.metrics import is_share, percent
 from manynodes.reporting.results import VIEWS, shortened
 
 MOST_CHARACTERS = 400
@@ -93,7 +93,7 @@ def spread(values: tuple[float, ...], share: bool) -> str:
 
 def number(value: float, share: bool) -> str:
     """A share in per cent, any other number with five digits."""
-    return f"{value:.2%}" if share else f"{value:.5g}"
+    return percent(value) if share else f"{value:.5g}"
 
 
 def change(value: float, share: bool) -> str:

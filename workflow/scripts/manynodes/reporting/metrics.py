@@ -174,3 +174,16 @@ def is_share(name: str, values: Iterable[float]) -> bool:
     finite = [value for value in values if math.isfinite(value)]
     named = "accuracy" in name or name == "macro_f1"
     return named and bool(finite) and min(finite) >= 0 and max(finite) <= 1
+
+
+def share_form(values: Iterable[float], decimals: int = 2) -> str:
+    """How shares are written together: in percent, with so many decimals that only all of them is
+    100 %, but at most four.
+    """
+    largest = max((value for value in values if value < 1), default=0)
+    return f"{{:.{next((n for n in range(decimals, 5) if round(largest, n + 2) < 1), 4)}%}}"
+
+
+def percent(share: float) -> str:
+    """A share that stands alone."""
+    return share_form([share]).format(share)
