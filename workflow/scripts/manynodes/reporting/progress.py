@@ -133,9 +133,10 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
     rows = read_rows(rows_so_far(folder))
     last = rows[-1] if rows else {}
     counts = next(iter(last), "epoch")
-    total = experiment.runs[name].parameters.get(f"{counts}s")
-    epochs = total if isinstance(total, int) else None
-    reached = Progress(name, "waiting", epoch=count_of(last), epochs=epochs, counts=counts,
+    count, total = count_of(last), experiment.runs[name].parameters.get(f"{counts}s")
+    # A program may count on from where another training has ended.
+    epochs = total if isinstance(total, int) and (count or 0) <= total else None
+    reached = Progress(name, "waiting", epoch=count, epochs=epochs, counts=counts,
                        numbers=in_words(last))  # fmt: skip
     found = with_state(reached, experiment, folder, time_left(rows, epochs), now)
     if found.state not in SAVES:
