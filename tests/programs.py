@@ -146,7 +146,8 @@ def finished(
     keys: Mapping[str, Any],
     numbers: Sequence[Mapping[str, Any]],
     abouts: Sequence[Mapping[str, Any]] = ({},),
-    evaluation: Mapping[str, Any] | None = None,
+    evaluations: Sequence[Mapping[str, Any]] = (),
+    metrics: Sequence[str] = ("",),
 ) -> Path:
     """The results of an experiment with a program whose first runs are finished; its folder.
 
@@ -154,15 +155,16 @@ def finished(
         keys: of the configuration, besides its name, that of the folder, and `program`.
         numbers: result.json of each finished run.
         abouts: what their run.json has otherwise than ABOUT, of each, or one of all.
-        evaluation: evaluation.json of all.
+        evaluations: evaluation.json, metrics: metrics.csv of each, or one of all.
     """
     config = {"experiment": folder.name, "program": "t.py", **keys}
     folder.mkdir()
     (folder / "experiment.json").write_text(json.dumps(config))
-    abouts = abouts if len(abouts) > 1 else [*abouts] * len(numbers)
+    each = [given if len(given) > 1 else [*given] * len(numbers)
+            for given in (abouts, evaluations or [None], metrics)]  # fmt: skip
     runs = list(Experiment.from_config(config).runs.items())[: len(numbers)]
-    for (name, run), found, other in zip(runs, numbers, abouts, strict=True):
-        written = {"metrics.csv": "", "result.json": json.dumps(found)}
+    for (name, run), found, other, evaluation, rows in zip(runs, numbers, *each, strict=True):
+        written = {"metrics.csv": rows, "result.json": json.dumps(found)}
         sums = {file: hashlib.sha256(text.encode()).hexdigest() for file, text in written.items()}
         about = ABOUT | {"config": json.loads(run.to_json()), "files": sums, "outputs": []} | other
         written["run.json"] = json.dumps(about)

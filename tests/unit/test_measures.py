@@ -50,17 +50,25 @@ from manynodes.programs.user_numbers import (
     read_user_metrics,
     read_user_result,
 )
+from manynodes.reporting import difference, page
+from manynodes.reporting.events import points_of
 from manynodes.reporting.measures import (
     Measured,
     Result,
+    names_in,
     parse_result,
+    read_measured,
     read_result,
     write_result,
 )
 from manynodes.reporting.metrics import newest, read_metrics, rows_so_far, write_metrics
+from manynodes.reporting.numbers import not_finite
+from manynodes.reporting.numbers import read as read_numbers
+from manynodes.reporting.numbers import tables as tables_of
+from manynodes.reporting.progress import read_all, read_record
 from manynodes.reporting.results import changed, same
 from manynodes.schedulers.base import Command
-from programs import ABOUT, ROOT
+from programs import ABOUT, ROOT, finished
 
 
 @pytest.mark.parametrize(
@@ -125,14 +133,69 @@ def test_a_result_that_is_not_finite_is_one(tmp_path: Path) -> None:
     assert [math.isnan(value) for value in read_result(path).numbers.values()] == [True, True]
 
 
-def test_two_numbers_of_one_name_have_two_names_everywhere() -> None:
+def test_two_numbers_of_one_name_have_two_names_everywhere(tmp_path: Path) -> None:
     """As in summary.csv: the training's own accuracy is not that of the evaluation."""
-    rows: list[dict[str, float | None]] = [{"epoch": 1, "seconds": 3}]
-    found = Measured({}, {"accuracy": 0.93, "lr": 1}, {"accuracy": 0.71}, None, rows, {})
-    assert found.numbers(["lr"]) == {
+    config = {"evaluate": "e.py", "parameters": {"lr": [1, 2]}}
+    written = [{"accuracy": 0.93, "lr": 1}]
+    folder = finished(tmp_path / "mine", config, written, evaluations=[{"accuracy": 0.71}])
+    experiment = read_record(folder)
+    names = names_in((experiment, folder))
+    assert read_measured(experiment, folder / "lr~1").numbers(names) == {
         "accuracy": 0.93, "lr (result)": 1, "accuracy (evaluated)": 0.71,
     }  # fmt: skip
-    assert Measured({}, {}, {}, None, rows, {}).columns([]) == {"seconds (newest)": 3}
+    rows: list[dict[str, float | None]] = [{"epoch": 1, "seconds": 3}]
+    nothing = Result({}, None)
+    assert Measured({}, nothing, nothing, rows, {}).columns(names) == {"seconds (newest)": 3}
+
+
+MATRIX = {"confusion_matrix": [[1, 0], [0, 1]]}
+# Each first number is of the training of the first run, the second of what the other has instead.
+UNLIKE: dict[str, tuple[list[dict], list[dict], list[str], str]] = {
+    "evaluated": (
+        [{"accuracy": 0.9} | MATRIX, {}],
+        [{"accuracy": 0.75}, {"accuracy": 0.5, "confusion_matrix": [[1, 1], [0, 1]]}],
+        [""], "accuracy",
+    ),
+    "newest": ([{"loss": 0.5}, {}], [], ["", "epoch,loss\n1,4\n2,3\n"], "loss"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", UNLIKE)
+def test_a_name_means_the_same_in_all_runs_wherever_it_is_read(tmp_path: Path, origin: str) -> None:
+    """A run that has not written the number does not lend its name to another one."""
+    results, evaluations, metrics, key = UNLIKE[origin]
+    config = {"parameters": {"lr": [1, 2]}} | ({"evaluate": "e.py"} if evaluations else {})
+    folder = finished(tmp_path / "mine", config, results, evaluations=evaluations, metrics=metrics)
+    experiment = read_record(folder)
+    tables = tables_of(experiment, read_numbers(experiment, experiment.runs, folder))
+    summary, other = tables["summary"].set_index("lr"), f"{key} ({origin})"
+    assert summary[key].notna().tolist() == [True, False]
+    assert summary[other].notna().tolist() == [bool(evaluations), True]
+    value = summary[other][2]
+    assert read_all(experiment, folder)[1].numbers == f"{other} {value:g}"
+    if evaluations:
+        # That of the training is of other images, although it has more of them right.
+        assert tables["confusion"]["run"].unique().tolist() == ["lr~2"]
+        points, _ = points_of(experiment, folder / "lr~2", names_in((experiment, folder)))
+        assert (0, f"result/{other}", value) in points
+    # Compared with an experiment that has only the second of these numbers.
+    alone = finished(tmp_path / "alone", config, [{}] * 2, evaluations=evaluations[1:],
+                     metrics=metrics[-1:])  # fmt: skip
+    assert difference.read(alone, folder).numbers["lr~1"] == {other: value, "seconds": 1}
+    assert difference.read(alone).numbers["lr~1"] == {key: value, "seconds": 1}
+
+
+def test_an_infinite_last_row_is_that_of_a_training_that_diverged(tmp_path: Path) -> None:
+    """As null in a result: neither the largest number nor a part of a mean."""
+    rows = [f"epoch,loss\n1,2\n2,{last}\n" for last in ("1", "inf", "-1e400")]
+    config = {"parameters": {"lr": [1, 2, 3]}}
+    folder = finished(tmp_path / "mine", config, [{}] * 3, metrics=rows)
+    experiment = read_record(folder)
+    runs = read_numbers(experiment, experiment.runs, folder)
+    assert not_finite(runs) == {"lr~2": ["loss"], "lr~3": ["loss"]}
+    summary = tables_of(experiment, runs)["summary"]
+    assert summary["loss"].isna().tolist() == [False, True, True]
+    assert page.between(summary, "loss") == "loss 1 (1 of 3 runs)"
 
 
 def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> None:
@@ -1741,6 +1804,12 @@ def test_values_of_a_program_are_compared_as_they_are_written() -> None:
     runs = [{"lr": each, "seed": seed} for seed, each in enumerate([None, "none"])]
     with pytest.raises(Refusal, match="lr: .* has one value in two forms"):
         Experiment.from_config(given | {"runs": runs, "parameters": {"lr": 9}})
+    # In a column of floats; one of whole numbers, or of texts, has each of them.
+    large = [2**53 + 1, 2**53]
+    with pytest.raises(Refusal, match="lr: .* are the same in a table, .* write them in quotes$"):
+        Experiment.from_config(given | {"parameters": {"lr": [*large, 0.5]}})
+    for values in (large, [*map(str, large), 0.5], [2**53, 0.5]):
+        assert Experiment.from_config(given | {"parameters": {"lr": values}}).axes["lr"] == values
 
 
 def test_the_arguments_of_an_evaluation_are_a_part_of_it(tmp_path: Path) -> None:

@@ -355,6 +355,17 @@ def test_a_table_is_seen_as_it_is_read_when_the_program_has_ended(tmp_path) -> N
     assert (found.counts, found.epochs, time_left(read, found.epochs)) == ("epoch", 4, 10)
 
 
+def test_a_program_that_counts_beyond_its_parameter_has_no_end(tmp_path) -> None:
+    """As one that goes on from the epochs of another training."""
+    config = {"experiment": "x", "program": "p.py", "parameters": {"epochs": 10}}
+    work = tmp_path / "run" / "work"
+    work.mkdir(parents=True)
+    (work / "metrics.csv").write_text("epoch,seconds\n101,10\n102,10\n103,10\n")
+    with acquire(tmp_path / "run" / "state", "me", print):
+        (found,) = read_all(Experiment.from_config(config), tmp_path)
+    assert (found.state, found.epoch, found.epochs, found.left) == ("running", 103, None, None)
+
+
 def test_a_terminal_that_cannot_redraw_gets_lines(tmp_path) -> None:
     (tmp_path / RECORD).write_text(json.dumps({"experiment": "study", "epochs": 8, "seed": [0, 1]}))
     for name in EXPERIMENT.runs:

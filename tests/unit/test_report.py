@@ -2,6 +2,8 @@
 
 import csv
 import math
+import os
+import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +18,11 @@ from scipy import stats
 from sklearn import metrics
 
 import aggregate
-from manynodes.experiment.config import Experiment
+from manynodes.experiment.config import COLUMNS, Experiment
 from manynodes.reporting import intervals, page, result_figures
-from manynodes.reporting.measures import named
-from manynodes.reporting.metrics import telling_first
+from manynodes.reporting.events import RunEvents, points_of
+from manynodes.reporting.measures import named, names_in
+from manynodes.reporting.metrics import read_metrics, telling_first, write_metrics
 from manynodes.reporting.numbers import (
     Numbers,
     confusion,
@@ -28,9 +31,10 @@ from manynodes.reporting.numbers import (
     results_of,
     table_of,
 )
+from manynodes.reporting.progress import read_record
 from manynodes.reporting.result_figures import FigureData
 from manynodes.reporting.results import accuracy_line
-from programs import ROOT
+from programs import ROOT, finished
 
 
 def summary(views: str, accuracies: list[float], **columns: list) -> pd.DataFrame:
@@ -344,7 +348,8 @@ def test_a_checkout_with_changes_and_the_precision_are_named() -> None:
 def test_a_program_s_own_numbers_of_such_names_are_no_provenance() -> None:
     table = summary("plain", [0.9, 0.9]).assign(weights_sha256=[1, 2], init_sha256="of somewhere")
     assert [name for name in page.provenance(table) if "SHA" in name] == []
-    assert named({"result": {"code_sha256": 1.0}}, []) == {"code_sha256 (result)": 1.0}
+    columns = named({"result": ["code_sha256"]}, {*COLUMNS})
+    assert columns == {("result", "code_sha256"): "code_sha256 (result)"}
 
 
 def test_environments_that_agree_have_one_row_and_one_list_of_packages() -> None:
@@ -570,6 +575,22 @@ def test_numbers_of_a_column_have_the_same_decimals_and_no_share_is_rounded_to_a
     assert shown["accuracy"].tolist() == ["99.991%", "99.999%"]
 
 
+def test_one_error_of_many_images_is_not_rounded_away_anywhere() -> None:
+    confused = confusion("r0", ["cat", "dog"], [[35_000, 0], [1, 34_999]])
+    said = page.class_sentence(confused)
+    assert said.startswith("Accuracy 99.999%; of 70,000 images, the 95% interval is 99.99% to ")
+    assert said.endswith("Balanced accuracy 99.999%, macro F1 99.999%.")
+    assert page.by_class(confused).to_numpy().tolist() == [
+        ["dog", "35,000", "99.997%", "100.000%", "99.999%"],
+        ["cat", "35,000", "100.000%", "99.997%", "99.999%"],
+    ]  # fmt: skip
+    wrong = confusion("r0", ["cat", "dog"], [[1, 9_999], [0, 10_000]])
+    assert page.confusions(wrong)["of its class"].tolist() == ["99.99%"]
+    accuracy = 69_999 / 70_000
+    evaluation = {"views": "plain", "accuracy": accuracy, "plain": {"accuracy": accuracy}}
+    assert accuracy_line(evaluation) == "test accuracy 99.999% with one view"
+
+
 def test_what_a_program_writes_first_is_not_what_counts() -> None:
     names = ["num_parameters", "eval_accuracy", "seconds", "val_loss"]
     assert telling_first(names) == ["eval_accuracy", "val_loss", "num_parameters", "seconds"]
@@ -712,6 +733,28 @@ def test_numbers_far_apart_are_drawn_logarithmically() -> None:
     assert {name: each.axes[0].get_yscale() for name, each in figures.items()} == {
         "accuracy": "linear", "loss": "log",
     }  # fmt: skip
+
+
+def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, monkeypatch) -> None:
+    """As `os.listdir` has them: nothing can write or draw these characters."""
+    name = os.fsdecode("caf\xe9".encode("latin-1"))
+    result = {f"accuracy({name})": 0.5, "confusion_matrix": [[2, 1], [0, 3]],
+              "class_names": [name, "b\n\x01"]}  # fmt: skip
+    folder = finished(tmp_path / "mine", {}, [result])
+    given = ["--config", f"@{folder}/experiment.json", "--results", folder, "--output", folder]
+    monkeypatch.setattr(sys, "argv", ["aggregate", *map(str, given)])
+    aggregate.main()
+    shown = r"caf\udce9"
+    for file in ("summary.csv", "confusion.csv", "report.html", "figures/confusion.svg"):
+        assert shown in (folder / file).read_text()
+    ElementTree.parse(folder / "figures/confusion.svg")
+    experiment = read_record(folder)
+    events = RunEvents(folder / "run/events", {})
+    events.update(*points_of(experiment, folder / "run", names_in((experiment, folder))))
+    events.close()
+    assert [tag for _, tag, _ in events.written] == [rf"result/accuracy({shown})"]
+    write_metrics(tmp_path / "metrics.csv", [{"epoch": 1, name: 0.5}])
+    assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 1, shown: 0.5}]
 
 
 def test_many_classes_stand_without_numbers_in_an_order_that_is_told() -> None:

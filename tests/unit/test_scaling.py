@@ -311,15 +311,34 @@ def test_a_program_that_measures_no_rate_is_compared_by_its_time() -> None:
     assert len(scaling_figure.draw_programs(experiment, table, "mine").axes[0].lines) == 5
 
 
+@pytest.mark.parametrize("unknown", [1, 2, 4])
+def test_a_time_of_no_second_is_compared_with_nothing(unknown: int) -> None:
+    """As after a step of the clock; the base, or another size, by one of its two seeds."""
+    experiment = program(nodes=[1, 2, 4], seed=[0, 1])
+    table = speed_up.sizes(experiment, {
+        name: ({}, 0 if (run.nodes, run.seed) == (unknown, 1) else 100 / run.nodes)
+        for name, run in experiment.runs.items()
+    })  # fmt: skip
+    wanted = [math.nan if unknown in (1, nodes) else nodes for nodes in (1, 2, 4)]
+    assert list(table["speed_up"]) == pytest.approx(wanted, nan_ok=True)
+    shown = speed_up.shown(experiment, table)
+    assert [*shown["seconds"]].count("–") == 1
+    assert [*shown["efficiency"]] == ["–" if math.isnan(each) else "100%" for each in wanted]
+    assert speed_up.advice(experiment, table) == []
+    points, ideal, _ = scaling_figure.draw_programs(experiment, table, "mine").axes[0].lines
+    assert list(points.get_ydata()) == [each for each in wanted if not math.isnan(each)]
+    assert list(ideal.get_ydata()) == [1, 2, 4]
+
+
 def test_a_rate_of_the_evaluation_is_none_of_the_training(tmp_path: Path) -> None:
     """Evaluated with the same speed, trained in 100 and 60 seconds."""
     config = {"evaluate": "e.py", "nodes": [1, 2]}
     folder = finished(
         tmp_path / "mine", config, [{"accuracy": 0.9}] * 2, [{"seconds": 100}, {"seconds": 60}],
-        {"images_per_second": 500.0},
+        [{"images_per_second": 500.0}],
     )  # fmt: skip
     experiment = read_record(folder)
-    runs = {name: numbers.read(experiment, name, folder) for name in experiment.runs}
+    runs = numbers.read(experiment, experiment.runs, folder)
     table = numbers.tables(experiment, runs)
     assert list(table["scaling"]["speed_up"]) == pytest.approx([1, 100 / 60])
     assert list(table["summary"]["images_per_second"]) == [500, 500]

@@ -79,11 +79,8 @@ def aggregate(args: argparse.Namespace) -> None:
     if args.missing:
         missing = pd.read_csv(args.missing, dtype=str, keep_default_na=False)
     left_out = set(missing["run"]) if missing is not None else set()
-    runs = {
-        name: numbers.read(experiment, name, args.results)
-        for name in experiment.runs
-        if name not in left_out
-    }
+    whole = [name for name in experiment.runs if name not in left_out]
+    runs = numbers.read(experiment, whole, args.results)
     refuse_mixture({name: run.about for name, run in runs.items()})
     tables = numbers.tables(experiment, runs)
     results = numbers.results_of(tables["summary"], experiment.axes)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference
-from manynodes.reporting.metrics import is_share
+from manynodes.reporting.metrics import is_share, percent
 from manynodes.reporting.results import VIEWS, shortened
 
 MOST_CHARACTERS = 400
@@ -39,7 +39,10 @@ def main() -> None:
         if all((folder / "run.json").exists() for folder in (args.before, args.after)):
             compare_images(args.before, args.after)
             return
-        before, after = difference.read(args.before), difference.read(args.after)
+        before, after = (
+            difference.read(args.before, args.after),
+            difference.read(args.after, args.before),
+        )
         for warning in difference.doubts(before, after):
             print(f"warning: {warning}", file=sys.stderr)
         found = difference.compare(before, after)
@@ -90,7 +93,7 @@ def spread(values: tuple[float, ...], share: bool) -> str:
 
 def number(value: float, share: bool) -> str:
     """A share in per cent, any other number with five digits."""
-    return f"{value:.2%}" if share else f"{value:.5g}"
+    return percent(value) if share else f"{value:.5g}"
 
 
 def change(value: float, share: bool) -> str:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from manynodes.base.errors import told_in_one_line
 from manynodes.reporting.events import RunEvents, points_of
+from manynodes.reporting.measures import names_in
 from manynodes.reporting.progress import interval, looks, read_record
 
 
@@ -34,9 +35,10 @@ def main() -> None:
         experiment = read_record(args.results)
         runs: dict[str, RunEvents] = {}
         for _ in looks(experiment, args.results, None if args.once else args.every):
+            names = names_in((experiment, args.results))
             for name in experiment.runs:
                 folder = args.results / name
-                points, times = points_of(experiment, folder)
+                points, times = points_of(experiment, folder, names)
                 if points and name not in runs:
                     settings = experiment.axis_values(name)
                     del settings["run"]

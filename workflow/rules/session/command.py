@@ -205,7 +205,7 @@ class Session:
         for name in kept:
             if ("evaluate", name) in wanted - planned or not self.experiment.has_evaluation:
                 with suppress(FileNotFoundError):
-                    measures.line_of(self.experiment, name, self.results)
+                    measures.read_any(self.experiment, self.results / name)
                     self.finished.refuse_other_evaluation(name)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             self.finished.refuse_other_report()
@@ -373,6 +373,7 @@ class Session:
         last = "evaluate" if self.jobs("evaluate") else "train"
         measured = last == "evaluate" or not self.experiment.has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
+        meant = measures.names_in((self.experiment, self.results))
         lines: dict[str, str] = {}
         missing = []
         for name in names:
@@ -380,7 +381,8 @@ class Session:
                 if measured and self.workflow.touch:
                     self.finished.refuse_other_evaluation(name)
                 if measured:
-                    lines[name] = measures.line_of(self.experiment, name, self.results)
+                    folder = self.results / name
+                    lines[name] = measures.line_of(self.experiment, folder, meant)
                 else:
                     results.read_about_of(self.results / name, self.experiment.runs[name])
                     lines[name] = "trained"

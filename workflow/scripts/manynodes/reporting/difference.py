@@ -21,7 +21,7 @@ from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.experiment.installed import other_packages, packages_of
 from manynodes.reporting import predictions, scaling
 from manynodes.reporting.intervals import LEVEL
-from manynodes.reporting.measures import read_measured
+from manynodes.reporting.measures import Names, names_in, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished, same, shortened
@@ -96,21 +96,24 @@ class Difference:
     of: str = "seed"
 
 
-def read(folder: Path) -> Results:
+def read(folder: Path, beside: Path | None = None) -> Results:
     """The results of an experiment.
 
     Args:
         folder: results/<experiment>.
+        beside: that of the one that it is compared with, whose names mean the same.
 
     Raises:
         Refusal: there is no experiment, no run has been finished, a file is damaged, or runs are
             of different code or data.
     """
     experiment = read_record(folder)
+    others = [(read_record(beside), beside)] if beside else []
+    names = names_in((experiment, folder), *others)
     numbers, abouts, views = {}, {}, set()
     versions: dict[str, tuple[str, ...]] = {}
     for name in experiment.runs:
-        found = of_run(experiment, folder / name)
+        found = of_run(experiment, folder / name, names)
         if found is not None:
             numbers[name], about = found
             abouts[name] = about
@@ -145,7 +148,9 @@ def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
     return dict(about["versions"])
 
 
-def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict[str, Any]] | None:
+def of_run(
+    experiment: Experiment, folder: Path, names: Names
+) -> tuple[dict[str, float], dict[str, Any]] | None:
     """A run's numbers, and run.json with the views of its accuracy; None if it is not finished.
 
     Raises:
@@ -165,7 +170,7 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
                 del found[ONE_VIEW]
             return found, about | {"views": evaluation["views"]}
         measured = read_measured(experiment, folder)
-        numbers = measured.columns(experiment.axes) | {"seconds": measured.about["seconds"]}
+        numbers = measured.columns(names) | {"seconds": measured.about["seconds"]}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         return finite, measured.about
     except FileNotFoundError:

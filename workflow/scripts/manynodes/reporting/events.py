@@ -9,7 +9,7 @@ from typing import Any
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import tensorboard
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.measures import read_measured
+from manynodes.reporting.measures import Names, read_measured
 from manynodes.reporting.metrics import rows_so_far
 from manynodes.reporting.progress import MOST_COUNT, read_rows
 from manynodes.reporting.results import read_finished
@@ -77,7 +77,9 @@ class RunEvents:
             self.file.close()
 
 
-def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[int, float]]:
+def points_of(
+    experiment: Experiment, folder: Path, names: Names
+) -> tuple[list[Point], dict[int, float]]:
     """What a run has to show so far, and when each step was, in seconds since the epoch.
 
     A program may have written a row twice; the numbers of the later one count. Steps are those of
@@ -103,11 +105,11 @@ def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[i
         for key, value in rows[step].items()
         if not math.isnan(value) and not (built_in and key in NO_TAGS)
     ]
-    points += final(experiment, folder, max(rows, default=0))
+    points += final(experiment, folder, names, max(rows, default=0))
     return points, times(rows, path)
 
 
-def final(experiment: Experiment, folder: Path, last: int) -> list[Point]:
+def final(experiment: Experiment, folder: Path, names: Names, last: int) -> list[Point]:
     """The numbers of a finished run; none before.
 
     Args:
@@ -118,7 +120,7 @@ def final(experiment: Experiment, folder: Path, last: int) -> list[Point]:
             measured = read_measured(experiment, folder)
             return [
                 (last, f"result/{key}", value)
-                for key, value in measured.numbers(experiment.axes).items()
+                for key, value in measured.numbers(names).items()
                 if not math.isnan(value)
             ]
         found = read_finished(experiment, folder)

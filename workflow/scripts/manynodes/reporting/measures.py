@@ -2,22 +2,25 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, reason
+from manynodes.base.errors import Refusal, printable, reason
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
 from manynodes.checkpointing.incidents import EMPTY
 from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
 from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
-from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
+from manynodes.reporting.results import Finished, accuracy_line, read_about_of, read_finished
 from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
 
 # The keys that say where the numbers of a program of the user's are.
 READ_BY = ("metrics", "result")
+# By what a number is of.
+WRITTEN = {"result": "result.json", "evaluated": "evaluation.json"}
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
 # A program that did nothing may end with 0 too.
 NO_NUMBERS = (
@@ -62,7 +65,9 @@ def parse_result(content: bytes, path: Path) -> Result:
     try:
         # A training that diverged has a result too.
         read = json.loads(content, parse_constant=lambda _: None)
-        found = parse_form(json.dumps(read).encode(), "result")
+        parsed = parse_form(json.dumps(read).encode(), "result")
+        # A name of a file in another encoding has surrogates, which nothing can write or draw.
+        found = {printable(key): value for key, value in parsed.items()}
         matrix, names = (found.pop(key, None) for key in MATRIX)
         texts = {key: value for key, value in found.items() if isinstance(value, str | bool)}
         numbers = {key: checked(value) for key, value in found.items() if key not in texts}
@@ -82,10 +87,68 @@ def checked_matrix(matrix: Any, names: list[str] | None) -> Confusion | None:
     """
     if matrix is None:
         return None
-    names = names or [str(number) for number in range(len(matrix))]
+    names = [*map(printable, names or map(str, range(len(matrix))))]
     if len(names) != len(matrix) or any(len(row) != len(matrix) for row in matrix):
         raise ValueError("confusion_matrix: not square, or class_names has another length")
     return names, matrix
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the names of numbers mean in all runs that are compared: each may have written others.
+
+    Attributes:
+        columns: of the summary, by what a number is of, `result` or `evaluated`, and its own name:
+            each has one of its own, which is not that of an axis.
+        taken: names that no other number may have.
+        tested: whether the confusion matrices are those of evaluations: trainings have counted
+            other images.
+    """
+
+    columns: Mapping[tuple[str, str], str]
+    taken: Set[str]
+    tested: bool
+
+    def column(self, origin: str, key: str) -> str:
+        """That of a number; of a run that has finished since, it may be another than all these."""
+        return self.columns.get((origin, key)) or unused(key, origin, self.taken)
+
+
+def names_in(*found: tuple[Experiment, Path]) -> Names:
+    """Those of all finished runs, whether they are read later or not.
+
+    Args:
+        found: each experiment with its folder.
+    """
+    written: dict[str, dict[str, None]] = {origin: {} for origin in WRITTEN}
+    tested = False
+    for experiment, results in found:
+        # The classifier's numbers have fixed names.
+        for name in experiment.runs if not experiment.built_in else ():
+            for origin in ("result", "evaluated") if experiment.evaluation else ("result",):
+                # A damaged one is refused with its run.
+                with suppress(Refusal):
+                    result = read_result(results / name / WRITTEN[origin])
+                    written[origin] |= dict.fromkeys(result.numbers)
+                    tested |= origin == "evaluated" and result.confusion is not None
+    taken = {"run", *COLUMNS, *REPEATS}.union(*(experiment.axes for experiment, _ in found))
+    columns = named(written, taken)
+    return Names(columns, taken.union(columns.values()), tested)
+
+
+def named(origins: Mapping[str, Iterable[str]], taken: Set[str]) -> dict[tuple[str, str], str]:
+    """The columns of numbers, by where they come from and their own names.
+
+    Args:
+        taken: what is none of them.
+    """
+    found: dict[tuple[str, str], str] = {}
+    used = {*taken}
+    for origin, keys in origins.items():
+        for key in keys:
+            found[origin, key] = unused(key, origin, used)
+            used.add(found[origin, key])
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,44 +157,38 @@ class Measured:
 
     Attributes:
         about: run.json.
-        result, evaluation: the numbers of its training and of its evaluation.
-        confusion: class names and matrix (true class by row) of either; None if it has none.
+        result, evaluation: of its training and of its evaluation.
         metrics: the rows of metrics.csv.
         sums: SHA-256 of run.json and evaluation.json, by name.
     """
 
     about: dict[str, Any]
-    result: dict[str, float]
-    evaluation: dict[str, float]
-    confusion: Confusion | None
+    result: Result
+    evaluation: Result
     metrics: list[Row]
     sums: dict[str, str]
 
-    def numbers(self, axes: Collection[str]) -> dict[str, float]:
-        """Those of the result and of the evaluation, by their columns in the summary: each has a
-        name of its own, which is not that of an axis.
-        """
-        return named({"result": self.result, "evaluated": self.evaluation}, axes)
+    def numbers(self, names: Names) -> dict[str, float]:
+        """Those of the result and of the evaluation, by their columns in the summary."""
+        written = {"result": self.result.numbers, "evaluated": self.evaluation.numbers}
+        return {
+            names.column(origin, key): value
+            for origin, numbers in written.items()
+            for key, value in numbers.items()
+        }
 
-    def columns(self, axes: Collection[str]) -> dict[str, float]:
+    def columns(self, names: Names) -> dict[str, float]:
         """The same, or of a program that writes no result the newest of its rows."""
-        return self.numbers(axes) or named({"newest": newest(self.metrics)}, axes)
+        last = newest(self.metrics)
+        columns = named({"newest": last}, names.taken)
+        return self.numbers(names) or {columns["newest", key]: checked(last[key]) for key in last}
+
+    def confusion(self, names: Names) -> Confusion | None:
+        """Class names and matrix (true class by row); None if it has none."""
+        return (self.evaluation if names.tested else self.result).confusion
 
 
-def named(origins: Mapping[str, Mapping[str, float]], axes: Collection[str]) -> dict[str, float]:
-    """Numbers by the names of their columns in the summary.
-
-    Args:
-        origins: the numbers by where they come from.
-    """
-    found: dict[str, float] = {}
-    for origin, numbers in origins.items():
-        for key, value in numbers.items():
-            found[unused(key, origin, ["run", *axes, *found, *COLUMNS, *REPEATS])] = value
-    return found
-
-
-def unused(name: str, origin: str, taken: Collection[str]) -> str:
+def unused(name: str, origin: str, taken: Container[str]) -> str:
     """The name of a column of the user's; if it is taken, with where the numbers come from."""
     while name in taken:
         name = f"{name} ({origin})"
@@ -156,16 +213,9 @@ def read_measured(experiment: Experiment, folder: Path) -> Measured:
     refuse_changed(folder, about["files"], [name for name in about["files"] if "/" not in name])
     if evaluated and read_evaluated(folder)["files"] != sums:
         raise Refusal(f"{folder}/evaluation.json is not of this run ({EVALUATED}); {REMAKE}")
-    result = read_result(folder / "result.json")
     evaluation = read_result(folder / "evaluation.json") if evaluated else Result({}, None)
-    return Measured(
-        about,
-        result.numbers,
-        evaluation.numbers,
-        evaluation.confusion or result.confusion,
-        read_metrics(folder / "metrics.csv"),
-        sums,
-    )
+    result, rows = read_result(folder / "result.json"), read_metrics(folder / "metrics.csv")
+    return Measured(about, result, evaluation, rows, sums)
 
 
 def read_evaluated(folder: Path) -> dict[str, Any]:
@@ -203,23 +253,34 @@ def write_result(path: Path, result: Result) -> None:
     atomic.write_text(path, json.dumps(found, indent=2) + "\n")
 
 
-def line_of(experiment: Experiment, name: str, results: Path) -> str:
-    """The numbers of a finished run in one line.
+def read_any(experiment: Experiment, folder: Path) -> Finished | Measured:
+    """The numbers of a finished run of any program.
 
     Args:
-        results: folder of the experiment.
+        folder: of the run.
 
     Raises:
         FileNotFoundError: it is not finished.
         Refusal: a file is damaged, or of another run.
     """
-    folder = results / name
-    if experiment.built_in:
-        return accuracy_line(read_finished(experiment, folder).evaluation)
-    found = read_measured(experiment, folder)
-    numbers = found.columns(experiment.axes)
+    return (read_finished if experiment.built_in else read_measured)(experiment, folder)
+
+
+def line_of(experiment: Experiment, folder: Path, names: Names) -> str:
+    """The same in one line.
+
+    Args:
+        names: of the experiment's numbers.
+
+    Raises:
+        FileNotFoundError, Refusal: as `read_any`.
+    """
+    found = read_any(experiment, folder)
+    if isinstance(found, Finished):
+        return accuracy_line(found.evaluation)
+    numbers = found.columns(names)
     said = ", ".join(f"{key} {value:.6g}" for key, value in numbers.items())
-    if experiment.evaluation and not found.evaluation:
+    if experiment.evaluation and not found.evaluation.numbers:
         return f"{said or 'finished'}; its evaluation left no number"
     left = [each["text"] for each in found.about["incidents"] if each["kind"] == EMPTY]
     return f"{said or 'finished'}; {left[-1]}" if left else said or NO_NUMBERS

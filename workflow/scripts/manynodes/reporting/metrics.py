@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.errors import Refusal, printable, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes, refuse_separator
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.counting import Counted, Tell, of_the_last_start, to_nobody
@@ -131,7 +131,8 @@ def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     text = io.StringIO(newline="")
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
+        # Names in a JSON file may have surrogates, which cannot be written.
+        writer.writerow({key: printable(key) for key in rows[0]})
         writer.writerows({key: number_text(row[key]) for key in row} for row in rows)
     atomic.write_text(path, text.getvalue())
 
@@ -173,3 +174,16 @@ def is_share(name: str, values: Iterable[float]) -> bool:
     finite = [value for value in values if math.isfinite(value)]
     named = "accuracy" in name or name == "macro_f1"
     return named and bool(finite) and min(finite) >= 0 and max(finite) <= 1
+
+
+def share_form(values: Iterable[float], decimals: int = 2) -> str:
+    """How shares are written together: in percent, with so many decimals that only all of them is
+    100 %, but at most four.
+    """
+    largest = max((value for value in values if value < 1), default=0)
+    return f"{{:.{next((n for n in range(decimals, 5) if round(largest, n + 2) < 1), 4)}%}}"
+
+
+def percent(share: float) -> str:
+    """A share that stands alone."""
+    return share_form([share]).format(share)

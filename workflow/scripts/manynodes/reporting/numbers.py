@@ -1,7 +1,7 @@
 """What the runs of an experiment have measured, whatever their program, as tables."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,14 @@ from manynodes.base.reading import read_json
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting import scaling, speed_up
-from manynodes.reporting.measures import MOST_WHOLE, Confusion, read_measured, unused
+from manynodes.reporting.measures import (
+    MOST_WHOLE,
+    Confusion,
+    Names,
+    names_in,
+    read_measured,
+    unused,
+)
 from manynodes.reporting.metrics import Row
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.sums import PUT_BACK
@@ -54,18 +61,20 @@ class Numbers:
     rates: dict[str, float] = field(default_factory=dict)
 
 
-def read(experiment: Experiment, name: str, results: Path) -> Numbers:
-    """The numbers of a run.
+def read(experiment: Experiment, runs: Iterable[str], results: Path) -> dict[str, Numbers]:
+    """The numbers of runs.
 
     Args:
         results: folder of the experiment.
 
     Raises:
-        Refusal: a file of the run is missing, damaged, or of another run.
+        Refusal: a file of a run is missing, damaged, or of another run.
     """
     try:
-        read_run = of_classifier if experiment.built_in else of_program
-        return read_run(experiment, results / name)
+        if experiment.built_in:
+            return {run: of_classifier(experiment, results / run) for run in runs}
+        names = names_in((experiment, results))
+        return {run: of_program(experiment, results / run, names) for run in runs}
     except FileNotFoundError as error:
         raise Refusal(f"{error.filename} is not there; run the same command again") from None
 
@@ -124,12 +133,12 @@ def are_even(matrix: Sequence[Sequence[int]]) -> bool:
     return len({sum(row) for row in matrix}) == 1
 
 
-def of_program(experiment: Experiment, folder: Path) -> Numbers:
+def of_program(experiment: Experiment, folder: Path, names: Names) -> Numbers:
     """The numbers that it has written. One of the evaluation's may have the name of one of the
     training's, and any of them that of one of the axes.
     """
     found = read_measured(experiment, folder)
-    results: dict[str, Any] = {**found.columns(experiment.axes)}
+    results: dict[str, Any] = {**found.columns(names)}
     environment: dict[str, Any] = {}
     # An earlier version has written none.
     with suppress(FileNotFoundError):
@@ -138,8 +147,9 @@ def of_program(experiment: Experiment, folder: Path) -> Numbers:
     environment.pop("repository", None)
     rows = table_of(found.metrics)
     # A rate of the evaluation says nothing about the size of the training.
-    rates = speed_up.rates_of(rows, found.result)
-    return Numbers(found.about, results, rows, found.confusion, found.sums, environment, rates)
+    rates = speed_up.rates_of(rows, found.result.numbers)
+    confusion = found.confusion(names)
+    return Numbers(found.about, results, rows, confusion, found.sums, environment, rates)
 
 
 def table_of(rows: Sequence[Row]) -> pd.DataFrame:

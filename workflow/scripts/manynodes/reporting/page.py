@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
 from manynodes.reporting import intervals, scaling, speed_up
-from manynodes.reporting.metrics import is_share
+from manynodes.reporting.metrics import is_share, percent, share_form
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import CHANGES, OF_SETTING
 from manynodes.reporting.results import VIEWS, counted, shortened
@@ -266,9 +266,7 @@ def form_of(summary: pd.DataFrame, column: str) -> str:
     """How a column's numbers are written."""
     values = summary[column].to_numpy(dtype=float)
     if is_share(column, values):
-        # Only all of them are 100 %.
-        largest = max(values[values < 1], default=0)
-        return f"{{:.{next((n for n in (2, 3, 4) if round(largest, n + 2) < 1), 4)}%}}"
+        return share_form(values)
     if pd.api.types.is_integer_dtype(summary[column]):
         return "{:,}"
     least, most = summary[column].abs().agg(["min", "max"])
@@ -381,11 +379,11 @@ def class_sentence(confused: pd.DataFrame, manifests: Sequence[Mapping[str, Any]
     few = f"{tested} of {len(found)} classes have test images. " * (tested < len(found))
     narrow = ", if they were independent; images of a group are alike, so it is wider" * grouped
     return (
-        f"Accuracy {right / n:.2%}; of {n:,} images, the 95% interval is {low:.2%} to {high:.2%}"
-        f"{narrow}. "
-        f"{found['images'].max() / n:.2%} of them are of the largest class, {largest}. "
-        f"{few}Balanced accuracy {found['recall'].mean():.2%}, "
-        f"macro F1 {found['F1'].mean():.2%}."
+        f"Accuracy {percent(right / n)}; of {n:,} images, the 95% interval is {percent(low)} to "
+        f"{percent(high)}{narrow}. "
+        f"{percent(found['images'].max() / n)} of them are of the largest class, {largest}. "
+        f"{few}Balanced accuracy {percent(found['recall'].mean())}, "
+        f"macro F1 {percent(found['F1'].mean())}."
     )
 
 
@@ -398,12 +396,13 @@ def guess_sentence(confused: pd.DataFrame, best: str) -> str:
     """
     found = per_class(confused).reset_index()
     n, right = int(found["images"].sum()), int(found["right"].sum())
-    most = found.loc[int(found["images"].argmax())]
-    if not n or intervals.of_share(right, n)[0] > most["images"] / n:
+    most = int(found["images"].argmax())
+    if not n or intervals.of_share(right, n)[0] > found["images"][most] / n:
         return ""
     return (
-        f"The accuracy of {best}, {right / n:.2%}, is not clearly above {most['images'] / n:.2%}, "
-        f"which calling every image {most['true_name']} would reach."
+        f"The accuracy of {best}, {percent(right / n)}, is not clearly above "
+        f"{percent(found['images'][most] / n)}, which calling every image "
+        f"{found['true_name'][most]} would reach."
     )
 
 
@@ -414,12 +413,13 @@ def confusions(confused: pd.DataFrame) -> pd.DataFrame:
         (confused["true_class"] != confused["predicted_class"]) & (confused["images"] > 0)
     ]
     most = wrong.sort_values("images", ascending=False, kind="stable")[:MOST_PAIRS]
+    shares = most["images"] / total[most.index]
     return pd.DataFrame(
         {
             "is": most["true_name"],
             "taken for": most["predicted_name"],
             "images (n)": most["images"].map("{:,}".format),
-            "of its class": (most["images"] / total[most.index]).map("{:.1%}".format),
+            "of its class": shares.map(share_form(shares, 1).format),
         }
     )
 
@@ -428,7 +428,8 @@ def by_class(confused: pd.DataFrame) -> pd.DataFrame:
     """Images, recall, precision and F1 of each class, the one with the lowest recall first."""
     worst = per_class(confused).sort_values("recall", kind="stable")[:MOST_CLASSES]
     shares = worst[["recall", "precision", "F1"]]
-    shown = shares.map("{:.2%}".format).where(shares.notna(), "–")
+    shown = shares.apply(lambda column: column.map(share_form(column).format))
+    shown = shown.where(shares.notna(), "–")
     shown.insert(0, "class", [name for _, name in worst.index])
     shown.insert(1, "images (n)", worst["images"].map("{:,}".format))
     return shown

@@ -73,9 +73,12 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
     """
     moment = time.time() if now is None else now
     jobs = read_quietly(folder / JOBS, "jobs")
+    names = measures.names_in((experiment, folder))
     found = []
     for name in experiment.runs:
         each = read_one(experiment, name, folder, moment)
+        if each.state == "done":
+            each = with_results(each, experiment, folder / name, names)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
         ended = each.state in ("failed", "interrupted")
         before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
@@ -130,9 +133,10 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
     rows = read_rows(rows_so_far(folder))
     last = rows[-1] if rows else {}
     counts = next(iter(last), "epoch")
-    total = experiment.runs[name].parameters.get(f"{counts}s")
-    epochs = total if isinstance(total, int) else None
-    reached = Progress(name, "waiting", epoch=count_of(last), epochs=epochs, counts=counts,
+    count, total = count_of(last), experiment.runs[name].parameters.get(f"{counts}s")
+    # A program may count on from where another training has ended.
+    epochs = total if isinstance(total, int) and (count or 0) <= total else None
+    reached = Progress(name, "waiting", epoch=count, epochs=epochs, counts=counts,
                        numbers=in_words(last))  # fmt: skip
     found = with_state(reached, experiment, folder, time_left(rows, epochs), now)
     if found.state not in SAVES:
@@ -143,7 +147,7 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
 def with_state(
     reached: Progress, experiment: Experiment, folder: Path, left: float | None, now: float
 ) -> Progress:
-    """What a run has reached, with the state that its files show; if it is done, its results.
+    """What a run has reached, with the state that its files show.
 
     Args:
         folder: of the run.
@@ -164,7 +168,7 @@ def with_state(
         preempted = failed.kind == failure.Kind.PREEMPTED
         return replace(reached, state="interrupted" if preempted else "failed", reason=reason)
     if (folder / "run.json").exists():
-        return with_results(reached, experiment, folder)
+        return replace(reached, state="done")
     if owner and owner.released and silent < BETWEEN:
         return replace(reached, state="running", where=owner.host)
     if owner or failed:
@@ -175,12 +179,14 @@ def with_state(
     return replace(reached, state="staging" if started else "waiting", epoch=None, numbers="")
 
 
-def with_results(reached: Progress, experiment: Experiment, folder: Path) -> Progress:
+def with_results(
+    reached: Progress, experiment: Experiment, folder: Path, names: measures.Names
+) -> Progress:
     """A trained run, with its numbers if it is evaluated."""
     if experiment.has_evaluation and not (folder / "evaluation.json").exists():
         return replace(reached, state="trained")
     try:
-        numbers = measures.line_of(experiment, folder.name, folder.parent)
+        numbers = measures.line_of(experiment, folder, names)
     except FileNotFoundError as error:
         numbers = f"{error.filename} is not there; run the same command again"
     except OSError as error:

@@ -13,7 +13,7 @@ from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import MOST, read_json
 from manynodes.experiment.command import apart
 from manynodes.experiment.config import Experiment, Run, default_run
-from manynodes.reporting.metrics import Row, read_metrics
+from manynodes.reporting.metrics import Row, percent, read_metrics
 from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
 
 MOST_ROW = 30_000  # bytes of a row of predictions.csv, most of them of the path
@@ -267,5 +267,6 @@ def write_missing(runs: Sequence[Missing], path: Path) -> None:
 def accuracy_line(evaluation: dict[str, Any]) -> str:
     """Test accuracy with its number of views, and the one with one view if it differs."""
     views = str(evaluation["views"])
-    plain = f", {evaluation['plain']['accuracy']:.2%} with one view" if views != "plain" else ""
-    return f"test accuracy {evaluation['accuracy']:.2%} with {VIEWS[views]}{plain}"
+    alone = percent(evaluation["plain"]["accuracy"])
+    plain = f", {alone} with one view" if views != "plain" else ""
+    return f"test accuracy {percent(evaluation['accuracy'])} with {VIEWS[views]}{plain}"

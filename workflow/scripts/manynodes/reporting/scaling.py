@@ -14,6 +14,7 @@ import pandas as pd
 
 from manynodes.experiment.config import Experiment, Run
 from manynodes.experiment.keys import SIZE
+from manynodes.reporting.metrics import share_form
 from manynodes.reporting.results import counted
 from manynodes.reporting.step_model import Model, Step, fit, last_that_pays
 
@@ -308,7 +309,7 @@ def shown(experiment: Experiment, sizes: pd.DataFrame) -> pd.DataFrame:
         "communication_share": ("communication", "{:.0%}"),
         "input_share": ("input", "{:.0%}"),
         f"{unit}_hours": (f"{unit.upper()}-hours", "{:.3g}"),
-        "accuracy": ("accuracy", "{:.2%}"),
+        "accuracy": ("accuracy", share_form(sizes["accuracy"])),
         "seconds_to_target": ("s to target", "{:.1f}"),
     }
     columns = {

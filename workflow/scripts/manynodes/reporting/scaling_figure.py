@@ -103,14 +103,15 @@ def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Fi
     labels, points = labels_of(settings), list[Point]()
     for number, (name, rows) in enumerate(settings.items()):
         colour = colour_of(number, len(settings))
-        at = [units(row) for row in rows]
-        reached = [row["speed_up"] for row in rows]
+        known = [row for row in rows if pd.notna(row["speed_up"])]
+        at = [units(row) for row in known]
+        reached = [row["speed_up"] for row in known]
         axes.plot(at, reached, "o", color=colour, label=labels.get(name))
         keys = ["nodes", "nproc_per_node", *["cpus_per_proc"] * by_cpus]
-        names = ["x".join(str(row[key]) for key in keys) for row in rows]
-        points += zip([number] * len(rows), at, reached, names, strict=True)
-        ideal = [row["speed_up"] / row["efficiency"] for row in rows]
-        axes.plot(at, ideal, "--", color="grey", linewidth=1)
+        names = ["x".join(str(row[key]) for key in keys) for row in known]
+        points += zip([number] * len(known), at, reached, names, strict=True)
+        ideal = [units(row) / units(rows[0]) for row in rows]
+        axes.plot([*map(units, rows)], ideal, "--", color="grey", linewidth=1)
     label_points(axes, points, len(settings))
     axes.plot([], [], "--", color="grey", label="ideal")
     by = "CPUs" if by_cpus else "processes"

@@ -19,7 +19,6 @@ RATE = "_per_second"
 # Rates of something else than the training.
 OF_TESTS = ("eval", "val", "test", "pred")
 WHOLE = "seconds"  # of the whole program, if it measures no rate
-SHORTEST = 1e-9  # seconds that are no division by zero
 COLUMNS = ("nodes", "nproc_per_node", "cpus_per_proc", "processes", "runs")
 
 
@@ -52,6 +51,8 @@ def sizes(
 ) -> pd.DataFrame:
     """One row per size of each setting, the smallest first, with which the others are compared:
     `run`, the first of its runs, COLUMNS, the mean of what is compared, `speed_up`, `efficiency`.
+    A time of 0 s is NaN, as what follows from it: of less than a second, or of a node whose clock
+    was set back.
 
     Args:
         measured: of each run, `rates_of` and the seconds of the whole program.
@@ -72,7 +73,9 @@ def sizes(
                 **dict(zip(SIZE, size_of(run), strict=True)),
                 "processes": run.world_size,
                 "runs": len(names),
-                rate or WHOLE: mean(rates[rate] if rate else time for rates, time in of_runs),
+                rate or WHOLE: mean(
+                    rates[rate] if rate else time or math.nan for rates, time in of_runs
+                ),
             })  # fmt: skip
         found += compared(rows, rate or WHOLE, run.device)
     return pd.DataFrame(found)
@@ -90,7 +93,7 @@ def compared(rows: list[dict[str, Any]], by: str, device: str) -> list[dict[str,
     base = ordered[0]
     for row in ordered:
         slower, faster = (base, row) if by != WHOLE else (row, base)
-        row["speed_up"] = faster[by] / max(slower[by], SHORTEST)
+        row["speed_up"] = faster[by] / slower[by]
         row["efficiency"] = row["speed_up"] * units(base) / units(row)
     return ordered
 
@@ -138,7 +141,7 @@ def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
     found = []
     for setting, rows in by_setting(experiment, table).items():
         base, best = rows[0], max(rows, key=lambda row: row["speed_up"])
-        if len(rows) > 1:
+        if len(rows) > 1 and not any(math.isnan(row["speed_up"]) for row in rows):
             sentence = (
                 f"no size is faster than {in_words(base)}"
                 if best is base
@@ -169,9 +172,10 @@ def shown(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
                  "runs": "runs (n)"}
     )  # fmt: skip
     by = compared_by(table)
-    found[by] = table[by].map("{:,.4g}".format)
-    found["speed-up"] = table["speed_up"].map("{:.2f}".format)
-    found["efficiency"] = table["efficiency"].map("{:.0%}".format)
+    forms = ((by, by, "{:,.4g}"), ("speed-up", "speed_up", "{:.2f}"),
+             ("efficiency", "efficiency", "{:.0%}"))  # fmt: skip
+    for title, key, form in forms:
+        found[title] = table[key].map(form.format).where(table[key].notna(), "–")
     of_row = settings(experiment, table["run"])
     if len(set(of_row.values())) > 1:
         found.insert(0, "setting", list(of_row.values()))
