@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from snakemake.exceptions import ResourceValidationError
 from snakemake.executors import local
 from snakemake.scheduling.job_scheduler import JobScheduler
 
@@ -108,6 +109,31 @@ def leave_the_locks_of_others() -> None:
         persistence._lockfile.clear()
 
     FilePersistence._delete_locks = delete_locks
+
+
+def leave_names_alone(settings: Any) -> None:
+    """Let a resource such as `slurm_partition: open` be this text.
+
+    Snakemake takes a resource for an expression, and this one for Python's function: it ended with
+    a traceback (measured).
+
+    Args:
+        settings: Snakemake's, of resources.
+    """
+    given = settings._parsed_default_resources, *settings._parsed_overwrite_resources.values()
+    for resources in given:
+        for name, resource in [*resources.items()]:
+            if str(resource.raw or "").isidentifier() and not has_value(resource):
+                resources[name] = resource.raw
+
+
+def has_value(resource: Any) -> bool:
+    """Whether a resource that is a name becomes a number or a text in a rule."""
+    of_rule = {"input": (), "attempt": 1, "threads": 1, "rulename": "", "async_run": print}
+    try:
+        return not resource.evaluate({}, **of_rule).is_evaluable()
+    except ResourceValidationError:
+        return False
 
 
 def import_less_in_jobs(executor: Any, modules: Iterable[str]) -> None:
