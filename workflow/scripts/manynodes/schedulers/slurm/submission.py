@@ -87,11 +87,17 @@ def check_submissions(dag: Any, executor: Any, tell: Callable[[str], None]) -> N
         try_submission(options, tell)
         name = options[options.index("-p") + 1] if "-p" in options else ""
         # Another cluster may have a partition of this name.
-        if name not in limits or "--clusters" in options:
+        if name not in limits or names(options, "-M", "--cluster", "SBATCH_CLUSTERS"):
             continue
         # A QOS may exceed the partition's limit; sbatch was asked.
-        of_qos = {"runtime": None} if any(each.startswith("--qos=") for each in options) else {}
+        of_qos = {"runtime": None} if names(options, "-q", "--qos", "SBATCH_QOS") else {}
         refuse_too_large(job.resources, name, limits[name] | of_qos)
+
+
+def names(options: Sequence[str], short: str, long: str, variable: str) -> bool:
+    """Whether a submission gives one of sbatch's options, as a user may spell it."""
+    given = any(each.startswith((short, long)) for each in options)
+    return given or bool(os.environ.get(variable))
 
 
 def status_command(wanted: str | None) -> tuple[str, str]:
