@@ -25,15 +25,18 @@ from manynodes.schedulers.slurm.plugin import (
     Follower,
     Sbatch,
     reason_of,
+    start_one_snakemake,
     tmp_mb,
 )
 from manynodes.schedulers.slurm.submission import (
     check_submissions,
     gpus_in,
     partitions,
+    refuse_replaced,
     refuse_too_large,
     try_submission,
 )
+from patches import quote_for_shells
 from programs import python
 from session.queue import refusal_of
 from session.refusals import refuse_unquoted
@@ -600,6 +603,46 @@ def submitted_job(**resources: object) -> SubmittedJob:
         resources=Resources(nodes=1, tasks=1, cpus_per_task=2, **resources), threads=1,
         rule=types.SimpleNamespace(name="train"), is_local=False, is_group=lambda: False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("resources", [{}, {"mpi": "srun"}])
+def test_the_command_of_a_job_has_every_word_as_it_is(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, resources: dict[str, str]
+) -> None:
+    monkeypatch.setattr(utils, "repr", repr, raising=False)
+    quote_for_shells()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    # Folders, and values of --config.
+    words = ["a b", "it's", 'a"b', 'it\'s "$HOME" `id` \\n', "x=$HOME", "a`id`b", "ä", "a\nb"]
+    show = r'printf "%s\0" "$SLURM_JOB_ID$SLURM_STEP_ID" "$@"'
+    command(slurm, "sbatch", 'exec sh -c "${1#--wrap=}"')
+    command(slurm, "srun", 'while [ "$1" != program ]; do shift; done; exec "$@"')
+    command(slurm, "program", show)
+    executor = Submitting(words)
+    start_one_snakemake(executor)
+    # As the plugin does.
+    text = executor.format_job_exec(submitted_job(**resources)).replace('"', '\\"')
+    assert text.count("srun") == (not resources)
+    out = subprocess.check_output(f'sbatch --wrap="{text}"', shell=True, text=True)
+    assert out.split("\0") == ["7", "-m", "snakemake", "--wait-for-files", *words, ""]
+
+
+@pytest.mark.parametrize(("folder", "found"), [
+    ("a\\b", "\\"), ("of %u", "%u"), ("a%3j", "%3j"), ("100%%", "%%"),
+    ("50%", ""), ("a%b", ""), ("it's \"$HOME\" `id`", ""),
+])  # fmt: skip
+def test_a_folder_that_sbatch_takes_for_another_one_is_refused(folder: str, found: str) -> None:
+    """The others were seen to work on Slurm 22.05."""
+    logs = f"/home/{folder}/.snakemake/slurm_logs"
+    line = re.escape(f"{logs}: jobs do not find a path with {found}; work in another folder")
+    with pytest.raises(Refusal, match=line) if found else nullcontext():
+        refuse_replaced(logs, arrays=False)
+
+
+def test_an_array_of_jobs_does_not_find_a_folder_with_a_dollar_sign() -> None:
+    with pytest.raises(Refusal, match="jobs do not find a path with [$]; work in another folder"):
+        refuse_replaced("/home/a$b/.snakemake/slurm_logs", arrays=True)
 
 
 @pytest.mark.parametrize(("given", "variable", "refused"), [

@@ -40,12 +40,14 @@ from patches import (
     leave_names_alone,
     leave_the_locks_of_others,
     look_behind_ancient_files,
+    quote_for_shells,
 )
 
 end_in_a_thread()
 cancel_once()
 look_behind_ancient_files()
 leave_the_locks_of_others()
+quote_for_shells()
 leave_names_alone(workflow.resource_settings)
 forget_others(os.environ)
 forget_contract(os.environ)

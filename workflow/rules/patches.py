@@ -14,6 +14,7 @@ from typing import Any
 from snakemake.exceptions import ResourceValidationError
 from snakemake.executors import local
 from snakemake.scheduling.job_scheduler import JobScheduler
+from snakemake_interface_executor_plugins import utils  # type: ignore[import-untyped]
 
 
 def end_in_a_thread() -> None:
@@ -109,6 +110,15 @@ def leave_the_locks_of_others() -> None:
         persistence._lockfile.clear()
 
     FilePersistence._delete_locks = delete_locks
+
+
+def quote_for_shells() -> None:
+    """Let Snakemake quote the words of a job's command for a shell.
+
+    It quotes them for Python: a folder with both quotation marks, or a value of `--config` with an
+    apostrophe and a dollar sign, was another one in the job.
+    """
+    utils.repr = lambda value: shlex.quote(value) if isinstance(value, str) else repr(value)
 
 
 def leave_names_alone(settings: Any) -> None:
