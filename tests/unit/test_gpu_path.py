@@ -671,6 +671,11 @@ def test_torch_is_asked_for_its_gpus_in_a_process_of_its_own(monkeypatch) -> Non
     assert answers[0].returncode == 0
 
 
+def test_a_card_that_is_lost_is_not_used(driver) -> None:
+    driver("0, [GPU is lost], [GPU is lost]\n1, GPU-b, NVIDIA H200\n")
+    assert gpus.usable_gpus("cuda", 1, other_torch=True) == ["GPU-b"]
+
+
 def test_a_card_that_torch_has_no_code_for_is_left_to_the_screen(monkeypatch, driver) -> None:
     """And each by its UUID: CUDA numbers the fastest first, the driver by their places. A name
     need not be UTF-8.

@@ -109,6 +109,9 @@ def test_other_options_are_divided_as_a_shell_does() -> None:
     assert found[-4:] == ["-A", "my project", "-v", "A=b c"]
     with pytest.raises(Refusal, match="pbs_extra: -A 'my: No closing quotation"):
         options({"pbs_extra": "-A 'my"}, "select")
+    for name in ("-N mine", "-m n -Nmine"):
+        with pytest.raises(Refusal, match="pbs_extra: -N: a job is found by a name of its own"):
+            options({"pbs_extra": name}, "select")
 
 
 STATES = [
@@ -372,6 +375,18 @@ def test_a_job_whose_preparation_fails_does_not_run(
     assert ("ran" in said.split()) == (status == "0")
     assert (f"pbs-init: {init} ended with status 127" in said) == (status == "127")
     assert job.file(".status").read_text().strip() == status
+
+
+def test_a_preparation_changes_neither_the_folder_of_the_job_nor_how_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job(None, tmp_path / "a job", [])
+    text = script("pwd; (exit 3)", "cd / && set -e", job)
+    done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]}, check=False)
+    assert done.returncode == 3
+    assert job.file(".log").read_text() == f"{tmp_path}\n"
+    assert job.file(".status").read_text() == "3\n"
 
 
 @pytest.mark.parametrize("status", ["0", "1"])

@@ -155,6 +155,24 @@ def test_a_process_outside_every_job_is_local() -> None:
     assert registry.active({"SLURM_JOB_ID": "7"}).transport == "srun"
 
 
+@pytest.mark.parametrize(("nodes", "transport"), [
+    # Slurm's plugin spank_pbs gives every task a PBS_JOBID; so does the shell of another job.
+    ({}, "srun"),
+    ({"PBS_NODEFILE": "of-another-job"}, "srun"),
+    # A job of PBS has its file; `qsub -V` passes on what the shell has of Slurm.
+    ({"PBS_NODEFILE": "nodes"}, "pbs"),
+])  # fmt: skip
+def test_a_job_with_the_variables_of_two_schedulers_is_that_of_one(
+    tmp_path, monkeypatch, nodes: dict[str, str], transport: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes").write_text("n1\n")
+    of_pbs = {"PBS_JOBID": "7"} | nodes
+    assert registry.active(of_pbs | {"SLURM_JOB_ID": "7"}).transport == transport
+    # Not every node of a job has the file.
+    assert registry.active(of_pbs).transport == "pbs"
+
+
 def test_resources_are_in_the_words_of_every_scheduler() -> None:
     size = Size(nodes=2, cpus=4, gpus=1, memory=1000, launches=True)
     found = registry.resources(size)

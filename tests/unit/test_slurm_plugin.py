@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
+from snakemake_interface_executor_plugins import utils
 
 from manynodes.base.errors import Refusal
 from manynodes.schedulers import base
@@ -19,13 +21,22 @@ from manynodes.schedulers.registry import SCHEDULERS
 from manynodes.schedulers.slurm import plugin as slurm_plugin
 from manynodes.schedulers.slurm import scheduler
 from manynodes.schedulers.slurm.commands import answer, shown_job
-from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
+from manynodes.schedulers.slurm.plugin import (
+    Follower,
+    Sbatch,
+    reason_of,
+    start_one_snakemake,
+    tmp_mb,
+)
 from manynodes.schedulers.slurm.submission import (
+    check_submissions,
     gpus_in,
     partitions,
+    refuse_replaced,
     refuse_too_large,
     try_submission,
 )
+from patches import quote_for_shells
 from programs import program, python
 from session.queue import refusal_of
 from session.refusals import refuse_unquoted
@@ -299,7 +310,6 @@ def test_a_job_that_runs_is_better_left_to_its_end(running: list[bool], line: st
 
 
 @pytest.mark.parametrize(("folder", "python", "line"), [
-    ("a$b", "/bin/python", "jobs do not find a folder with $ in its path; work in another one"),
     ("a b", "/a b/python", "cannot start a Python in a path with blanks"),
     ("a b", "/bin/python", ""),
 ])  # fmt: skip
@@ -561,3 +571,119 @@ def test_a_refusal_begins_with_sbatch_s_reason(slurm, told, monkeypatch) -> None
     try_submission(options, told.append)
     said = "sbatch says of a job: Nodes are down; options of the job: "
     assert told[1:] == [said + " ".join(options)]
+
+
+class Resources(dict):
+    """Of a job, as Snakemake has them."""
+
+    __getattr__ = dict.get
+
+
+class Submitting(Executor):
+    """The parts of Snakemake's executor for Slurm with which a job is submitted."""
+
+    __module__ = "snakemake_executor_plugin_slurm"
+    workflow = types.SimpleNamespace(
+        executor_settings=types.SimpleNamespace(
+            array_jobs=False, pass_command_as_script=False, requeue=True, qos="", reservation=""
+        )
+    )
+
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        self.words = list(words)
+
+    def get_account_arg(self, _job) -> Iterator[str]:
+        yield ""
+
+    def get_partition_arg(self, _job) -> str:
+        return "-p 'main'"
+
+    def get_python_executable(self) -> str:
+        return "program"
+
+    def get_job_exec_prefix(self, _job) -> str:
+        return "true"
+
+    def format_job_exec(self, job) -> str:
+        words = utils.format_cli_arg("--wait-for-files", self.words)
+        return f"{self.get_job_exec_prefix(job)} && program -m snakemake {words}"
+
+
+class SubmittedJob(types.SimpleNamespace):
+    """The parts of Snakemake's job that are looked at."""
+
+    __hash__ = object.__hash__
+
+
+def submitted_job(**resources: object) -> SubmittedJob:
+    return SubmittedJob(
+        resources=Resources(nodes=1, tasks=1, cpus_per_task=2, **resources), threads=1,
+        rule=types.SimpleNamespace(name="train"), is_local=False, is_group=lambda: False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("resources", [{}, {"mpi": "srun"}])
+def test_the_command_of_a_job_has_every_word_as_it_is(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, resources: dict[str, str]
+) -> None:
+    monkeypatch.setattr(utils, "repr", repr, raising=False)
+    quote_for_shells()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    # Folders, and values of --config.
+    words = ["a b", "it's", 'a"b', 'it\'s "$HOME" `id` \\n', "x=$HOME", "a`id`b", "ä", "a\nb"]
+    show = r'printf "%s\0" "$SLURM_JOB_ID$SLURM_STEP_ID" "$@"'
+    command(slurm, "sbatch", 'exec sh -c "${1#--wrap=}"')
+    command(slurm, "srun", 'while [ "$1" != program ]; do shift; done; exec "$@"')
+    command(slurm, "program", show)
+    executor = Submitting(words)
+    start_one_snakemake(executor)
+    # As the plugin does.
+    text = executor.format_job_exec(submitted_job(**resources)).replace('"', '\\"')
+    assert text.count("srun") == (not resources)
+    out = subprocess.check_output(f'sbatch --wrap="{text}"', shell=True, text=True)
+    assert out.split("\0") == ["7", "-m", "snakemake", "--wait-for-files", *words, ""]
+
+
+@pytest.mark.parametrize(("folder", "found"), [
+    ("a\\b", "\\"), ("of %u", "%u"), ("a%3j", "%3j"), ("100%%", "%%"),
+    ("50%", ""), ("a%b", ""), ("it's \"$HOME\" `id`", ""),
+])  # fmt: skip
+def test_a_folder_that_sbatch_takes_for_another_one_is_refused(folder: str, found: str) -> None:
+    """The others were seen to work on Slurm 22.05."""
+    logs = f"/home/{folder}/.snakemake/slurm_logs"
+    line = re.escape(f"{logs}: jobs do not find a path with {found}; work in another folder")
+    with pytest.raises(Refusal, match=line) if found else nullcontext():
+        refuse_replaced(logs, arrays=False)
+
+
+def test_an_array_of_jobs_does_not_find_a_folder_with_a_dollar_sign() -> None:
+    with pytest.raises(Refusal, match="jobs do not find a path with [$]; work in another folder"):
+        refuse_replaced("/home/a$b/.snakemake/slurm_logs", arrays=True)
+
+
+@pytest.mark.parametrize(("given", "variable", "refused"), [
+    ({}, "", True),
+    ({"qos": "long"}, "", False),
+    ({"slurm_extra": "-q long"}, "", False),
+    ({}, "SBATCH_QOS", False),
+    ({"clusters": "other"}, "", False),
+    ({"slurm_extra": "-M other"}, "", False),
+    ({}, "SBATCH_CLUSTERS", False),
+])  # fmt: skip
+def test_what_may_exceed_a_partition_s_limit_is_left_to_sbatch(
+    slurm: Path, monkeypatch, told, given: dict[str, str], variable: str, refused: bool
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+        monkeypatch.delenv(name)
+    if variable:
+        monkeypatch.setenv(variable, "other")
+    command(slurm, "sinfo", "echo 'main|8|16000|50000|(null)|1-00:00:00|n1'")
+    command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=1 X=1")
+    command(slurm, "sbatch", "exit 0")
+    jobs = [submitted_job(runtime=2880, **given)]
+    dag = types.SimpleNamespace(needrun_jobs=lambda: jobs, get_job_group=lambda _job: None)
+    line = "runtime: 2880 minutes are asked for, main allows 1440"
+    with pytest.raises(Refusal, match=line) if refused else nullcontext():
+        check_submissions(dag, Submitting(), told.append)
+    assert told == []

@@ -48,10 +48,19 @@ def test_a_dry_run_needs_no_slurm_and_shows_what_jobs_ask_for(
         "nproc_per_node=2",
         "global_batch_size=512",
         "device=cuda",
+        # Also names of Python's and of Snakemake's own.
+        "--default-resources",
+        "slurm_partition=open",
+        "pbs_queue=input",
+        "attempts=attempt",
+        "--set-resources",
+        "train:qos=id",
     )
     assert done.returncode == 0, done.stdout
     for rule in ("stage", "train"):
         found = set(resources(done.stdout, rule).split(", "))
+        assert {"slurm_partition=open", "pbs_queue=input", "attempts=1"} <= found
+        assert ("qos=id" in found) == (rule == "train")
         assert {"nodes=4", "tasks=4", "mpi=srun", "cpus_per_task=8", "gres=gpu:2"} <= found
         assert {"tasks_per_gpu=0", "ngpus=2"} <= found
     found = set(resources(done.stdout, "evaluate").split(", "))

@@ -37,14 +37,18 @@ from patches import (
     call_when_planned,
     cancel_once,
     end_in_a_thread,
+    leave_names_alone,
     leave_the_locks_of_others,
     look_behind_ancient_files,
+    quote_for_shells,
 )
 
 end_in_a_thread()
 cancel_once()
 look_behind_ancient_files()
 leave_the_locks_of_others()
+quote_for_shells()
+leave_names_alone(workflow.resource_settings)
 forget_others(os.environ)
 forget_contract(os.environ)
 os.environ.pop("LAUNCH_STOP_AT", None)

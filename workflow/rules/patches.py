@@ -11,8 +11,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from snakemake.exceptions import ResourceValidationError
 from snakemake.executors import local
 from snakemake.scheduling.job_scheduler import JobScheduler
+from snakemake_interface_executor_plugins import utils  # type: ignore[import-untyped]
 
 
 def end_in_a_thread() -> None:
@@ -108,6 +110,40 @@ def leave_the_locks_of_others() -> None:
         persistence._lockfile.clear()
 
     FilePersistence._delete_locks = delete_locks
+
+
+def quote_for_shells() -> None:
+    """Let Snakemake quote the words of a job's command for a shell.
+
+    It quotes them for Python: a folder with both quotation marks, or a value of `--config` with an
+    apostrophe and a dollar sign, was another one in the job.
+    """
+    utils.repr = lambda value: shlex.quote(value) if isinstance(value, str) else repr(value)
+
+
+def leave_names_alone(settings: Any) -> None:
+    """Let a resource such as `slurm_partition: open` be this text.
+
+    Snakemake takes a resource for an expression, and this one for Python's function: it ended with
+    a traceback (measured).
+
+    Args:
+        settings: Snakemake's, of resources.
+    """
+    given = settings._parsed_default_resources, *settings._parsed_overwrite_resources.values()
+    for resources in given:
+        for name, resource in [*resources.items()]:
+            if str(resource.raw or "").isidentifier() and not has_value(resource):
+                resources[name] = resource.raw
+
+
+def has_value(resource: Any) -> bool:
+    """Whether a resource that is a name becomes a number or a text in a rule."""
+    of_rule = {"input": (), "attempt": 1, "threads": 1, "rulename": "", "async_run": print}
+    try:
+        return not resource.evaluate({}, **of_rule).is_evaluable()
+    except ResourceValidationError:
+        return False
 
 
 def import_less_in_jobs(executor: Any, modules: Iterable[str]) -> None:

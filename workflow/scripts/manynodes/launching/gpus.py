@@ -263,7 +263,8 @@ def answer_of_driver() -> list[Card] | Refusal:
         )
     lines = done.stdout.splitlines() if done.returncode == 0 else []
     parts = (map(str.strip, line.split(",", 2)) for line in lines if line.count(",") > 1)
-    return [Card(*each) for each in parts]
+    # Of a GPU that is lost, the driver shows no UUID.
+    return [card for card in (Card(*each) for each in parts) if card.uuid.startswith("GPU-")]
 
 
 @cache

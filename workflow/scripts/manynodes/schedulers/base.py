@@ -245,6 +245,10 @@ class Scheduler(ABC):
         """Whether a process with this environment is part of one of the scheduler's jobs."""
         return self.job_variable in environment
 
+    def doubted(self, environment: Mapping[str, str]) -> bool:
+        """Whether `active` may be due to another scheduler, whose variables are there too."""
+        return False
+
     @abstractmethod
     def allocation(self, nodes: int) -> Allocation:
         """The nodes of the job that this process is part of; this process is on the first one.

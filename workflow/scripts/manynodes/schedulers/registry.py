@@ -22,9 +22,12 @@ def task_launchers() -> dict[str, Scheduler]:
 
 
 def active(environment: Mapping[str, str]) -> Scheduler:
-    """The scheduler whose job a process with this environment belongs to; else `local`."""
-    others = (s for name, s in SCHEDULERS.items() if name != LOCAL)
-    return next((s for s in others if s.active(environment)), SCHEDULERS[LOCAL])
+    """The scheduler whose job a process with this environment belongs to; else `local`.
+
+    A job may also have the variables of another scheduler, from the shell that submitted it.
+    """
+    others = (s for name, s in SCHEDULERS.items() if name != LOCAL and s.active(environment))
+    return min(others, key=lambda s: s.doubted(environment), default=SCHEDULERS[LOCAL])
 
 
 def of_executor(executor: str) -> Scheduler | None:

@@ -391,17 +391,21 @@ def script(command: str, init: str, job: Job) -> str:
     umask = os.umask(0)
     os.umask(umask)
     log, status = shlex.quote(str(job.file(".log"))), shlex.quote(str(job.file(".status")))
+    enter = f"cd {shlex.quote(str(Path.cwd()))} || exit 1"
     return "\n".join([
         "#!/bin/bash",
         f"exec >>{log} 2>&1 </dev/null",
         f"umask {umask:03o}",
-        f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
+        enter,
         f"rm -f {status}",
         f"export {AGAIN}={shlex.quote(str(job.file(AGAIN_SUFFIX)))}",
         # PBS sends SIGTERM to all processes here, 10 s before SIGKILL. This shell waits for the
         # others: when it ends, PBS kills what is left.
         "trap : TERM",
         *prepared(init, status),
+        # The user's lines may have changed both.
+        "set +e",
+        enter,
         command,
         "status=$?",
         f"echo $status >{status}",

@@ -47,9 +47,13 @@ def options(resources: Mapping[str, Any], form: str) -> list[str]:
         found += ["-P", str(resources["pbs_project"])]
     extra = str(resources.get("pbs_extra") or "")
     try:
-        return found + shlex.split(extra)
+        words = shlex.split(extra)
     except ValueError as error:
         raise Refusal(f"pbs_extra: {extra}: {error}") from None
+    if any(word.startswith("-N") for word in words):
+        # With another name, a job whose qsub was not answered would be submitted twice.
+        raise Refusal("pbs_extra: -N: a job is found by a name of its own; leave it out")
+    return found + words
 
 
 def whole(name: str, resources: Mapping[str, Any]) -> int:

@@ -45,6 +45,10 @@ class Pbs(AgentScheduler):
     canceller = "qdel"
     ends_requeued = False
 
+    def doubted(self, environment: Mapping[str, str]) -> bool:
+        # Slurm's plugin spank_pbs gives its tasks a PBS_JOBID too, and no PBS_NODEFILE.
+        return not Path(environment.get("PBS_NODEFILE", "")).is_file()
+
     def allocation(self, nodes: int) -> Allocation:
         job = os.environ.get("PBS_JOBID", "")
         if not job:

@@ -56,12 +56,11 @@ SUBMIT_WAIT = 30
 # Seconds for which jobs are cancelled again and again if the controller is away, and between two
 # tries.
 CANCELLING, CANCEL_WAIT = 60, 5
-# Shell code that removes the variables that the plugin's job removes before its step. Dollar signs
-# are escaped because the plugin writes it between double quotes.
+# Shell code that removes the variables that the plugin's job removes before its step.
 FORGET_VARIABLES = (
-    "for name in \\$(env | grep -oE '^(SLURM|SRUN|SBATCH)_[A-Za-z0-9_]+' | grep -vxE 'SLURM_(CONF|"
+    "for name in $(env | grep -oE '^(SLURM|SRUN|SBATCH)_[A-Za-z0-9_]+' | grep -vxE 'SLURM_(CONF|"
     "JOB_?ID|ARRAY_JOB_ID|ARRAY_TASK_(ID|MIN|MAX|STEP)|CLUSTER_NAME|SUBMIT_(DIR|HOST))'); "
-    "do unset \\$name; done"
+    "do unset $name; done"
 )
 # What --parsable prints; a site's wrapper may print more.
 JOB_ID = re.compile(r"\d+(;\S+)?")
@@ -443,11 +442,13 @@ def start_one_snakemake(executor: Any) -> None:
     plain, snakemake = executor.format_job_exec, f"{executor.get_python_executable()} -m snakemake"
 
     def format_job_exec(job: Any) -> str:
-        if "mpi" in job.resources.keys():  # noqa: SIM118, it is no mapping
-            return str(plain(job))
-        sizes = (get_cpu_setting(job, False), get_gpu_setting(job), get_node_setting(job))
-        srun = " ".join(["srun -n1 --cpu-bind=q", *filter(None, sizes)])
-        return str(plain(job).replace(snakemake, f"{srun} {snakemake}", 1))
+        command = plain(job)
+        if "mpi" not in job.resources.keys():  # noqa: SIM118, it is no mapping
+            sizes = (get_cpu_setting(job, False), get_gpu_setting(job), get_node_setting(job))
+            srun = " ".join(["srun -n1 --cpu-bind=q", *filter(None, sizes)])
+            command = command.replace(snakemake, f"{srun} {snakemake}", 1)
+        # The plugin writes it between double quotes, and escapes only these in it.
+        return re.sub(r"[\\$`]", r"\\\g<0>", command)
 
     executor.format_job_exec = format_job_exec
 

@@ -34,6 +34,11 @@ NEVER_ACCEPTED = re.compile(
 OF_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_WAIT")
 # Seconds of a job in which a training hardly does anything.
 LEAST = BEFORE_THE_END + START_UP
+# What sbatch does not leave as it is in the path of a job's log (measured): it writes the user's
+# name for %u, and with a backslash not the job's number for %j.
+REPLACED = re.compile(r"\\|%(?:%|\d*[AaJjNnstux])")
+# Nor, in the command of an array of jobs, the plugin.
+UNQUOTED = re.compile(r"[$`\"']")
 # Resources that say where a job runs.
 OF_THE_PLACE = ("slurm_partition", "slurm_account", "qos", "constraint", "clusters")
 
@@ -61,6 +66,7 @@ def prepare(workflow: Any, follower: Follower) -> None:
     follower.tell(why)
     if given := [name for name in OF_SBATCH if os.environ.pop(name, None) is not None]:
         follower.tell(f"{' and '.join(given)} not passed on to sbatch")
+    refuse_replaced(str(executor.slurm_logdir), settings.array_jobs)
     # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
     executor._fallback_account_arg = ""
     add_to_submissions(executor)
@@ -87,11 +93,23 @@ def check_submissions(dag: Any, executor: Any, tell: Callable[[str], None]) -> N
         try_submission(options, tell)
         name = options[options.index("-p") + 1] if "-p" in options else ""
         # Another cluster may have a partition of this name.
-        if name not in limits or "--clusters" in options:
+        if name not in limits or names(options, "-M", "--cluster", "SBATCH_CLUSTERS"):
             continue
         # A QOS may exceed the partition's limit; sbatch was asked.
-        of_qos = {"runtime": None} if any(each.startswith("--qos=") for each in options) else {}
+        of_qos = {"runtime": None} if names(options, "-q", "--qos", "SBATCH_QOS") else {}
         refuse_too_large(job.resources, name, limits[name] | of_qos)
+
+
+def names(options: Sequence[str], short: str, long: str, variable: str) -> bool:
+    """Whether a submission gives one of sbatch's options, as a user may spell it."""
+    given = any(each.startswith((short, long)) for each in options)
+    return given or bool(os.environ.get(variable))
+
+
+def refuse_replaced(logs: str, arrays: bool) -> None:
+    """Refuse a folder of logs that jobs, or arrays of jobs, take for another one."""
+    if found := REPLACED.search(logs) or (arrays and UNQUOTED.search(logs)):
+        raise Refusal(f"{logs}: jobs do not find a path with {found[0]}; work in another folder")
 
 
 def status_command(wanted: str | None) -> tuple[str, str]:
