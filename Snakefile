@@ -4,7 +4,7 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-min_version("9.10")
+min_version("9.17")
 
 # As a module or an include, it would have another workflow's folder, configuration and hooks.
 # Resolved: of --snakefile ../CHECKOUT/Snakefile, Snakemake keeps the dots in one of the two.
