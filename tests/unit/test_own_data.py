@@ -526,6 +526,12 @@ def test_a_folder_of_large_jpegs_is_imported_and_predicted_alike(tmp_path: Path)
     assert folders[False].sha256 != folders[True].sha256
 
 
+def test_the_folder_of_a_run_is_refused_in_place_of_its_weights(tmp_path: Path) -> None:
+    done = program("predict", "--model", tmp_path, "x.png")
+    line = f"predict: --model {tmp_path} is a folder; give model.safetensors in it\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
 def test_images_of_a_function_are_turned_whether_loaded_or_not(
     photographs: Path, tmp_path: Path
 ) -> None:
