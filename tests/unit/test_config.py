@@ -324,7 +324,6 @@ def test_snakemake_s_command_line_takes_a_text_as_its_refusal_says() -> None:
     assert parse_config(["experiment=!!str 007"]) == {"experiment": "007"}
 
 
-
 @pytest.mark.parametrize("config", [
     {"crop_size": 32, "test_size": 32},
     {"cutout": 32},
