@@ -10,6 +10,7 @@ import generate
 import jsonschema
 import pytest
 import yaml
+from snakemake.cli import parse_config
 from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args
 
@@ -100,7 +101,7 @@ REFUSED = [
         {"dataset": {"source": "archive"}},
         "dataset.archive: is null; source archive needs the path of the official archive",
     ),
-    ({"dataset": {"archive": 7}}, "dataset.archive: 7 is not text or null"),
+    ({"dataset": {"archive": 7}}, "dataset.archive: 7 is not text or null; put it in quotes"),
     (
         {"dataset": {"url": "ftp://x"}},
         'dataset.url: "ftp://x" is not an address that begins with http:// or https://',
@@ -117,7 +118,13 @@ REFUSED = [
         {"experiment": "data"},
         'experiment: "data" is taken: results/data holds the data sets; choose another name',
     ),
-    ({"experiment": 7}, "experiment: 7 is not text"),
+    (
+        {"experiment": 7},
+        "experiment: 7 is not text; put it in quotes; with --config, write 'experiment=!!str …'",
+    ),
+    ({"experiment": None}, "experiment: null is not text; give one"),
+    ({"model": ["resnet9", True]}, "model: true is not text; put it in quotes"),
+    ({"runs": ["lr"]}, 'runs: "lr" is not a mapping of keys to values'),
     ({"epochs": 0}, "epochs: 0 is too small; the least is 1"),
     (
         {"experiment": "a\n"},
@@ -307,6 +314,14 @@ def test_refused_in_one_line(config: dict, line: str) -> None:
     said = str(refused.value)
     assert "\n" not in said
     assert said == f"config: {line}"
+
+
+def test_snakemake_s_command_line_takes_a_text_as_its_refusal_says() -> None:
+    """And not in quotes, which it strips."""
+    assert parse_config(["experiment='007'"]) == {"experiment": 7}
+    with pytest.raises(Refusal, match="'experiment=!!str …'$"):
+        Experiment.from_config({"experiment": 7})
+    assert parse_config(["experiment=!!str 007"]) == {"experiment": "007"}
 
 
 @pytest.mark.parametrize("config", [

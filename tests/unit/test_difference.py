@@ -204,10 +204,20 @@ def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     )
     assert difference.doubts(before, before) == []
     assert difference.doubts(before, after) == ["their packages differ: numpy 2.3 -> 2.4"]
+    few = replace(one, versions={"torch": ("2.8",)}, complete=False)
+    assert difference.doubts(few, after) == ["their packages differ: torch 2.8 -> 2.9"]
     before, after = (replace(one, versions=packages(cuda=each)) for each in ("12.4", "12.8"))
     assert difference.doubts(before, after) == [
         "their packages differ: module cuda 12.4 -> 12.8",
     ]
+
+
+def test_packages_that_only_one_experiment_has_noted_are_no_difference(tmp_path: Path) -> None:
+    """run.json has a few, and of a program environment.json has all."""
+    one, other = (finished(tmp_path / name, {}, [{"rate": 1.0}]) for name in "ab")
+    record = {"python": "3", "distributions": {"numpy": "2.3"}}
+    (other / "run/environment.json").write_text(json.dumps(record))
+    assert difference.doubts(difference.read(one), difference.read(other)) == []
 
 
 @pytest.mark.parametrize("key", ["data_sha256", "files_sha256"])

@@ -229,6 +229,18 @@ def test_a_uv_project_has_the_versions_of_its_lock(
             environment.refuse_unlocked()
 
 
+def test_what_a_uv_project_that_was_not_synced_needs(tmp_path: Path) -> None:
+    for name, remedy in {
+        "": "correct environment",
+        "pyproject.toml": f"run `uv sync` in {tmp_path}",
+        "uv.lock": f"run `uv sync --locked` in {tmp_path}",
+    }.items():
+        if name:
+            (tmp_path / name).touch()
+        with pytest.raises(Refusal, match=rf"\.venv is not there; {remedy}$"):
+            EnvironmentHere(uv=str(tmp_path)).refuse_missing()
+
+
 # A backend of its own: nothing is downloaded to build with it.
 BACKEND = """
 import os, shutil, zipfile

@@ -479,6 +479,14 @@ def test_what_cannot_be_started_so_is_refused(options, variables, line) -> None:
     assert (done.returncode, done.stderr) == (1, f"launch: {line}\n")
 
 
+def test_a_single_host_that_is_not_here_may_be_meant_as_a_file(tmp_path: Path) -> None:
+    hosts, no_file = tmp_path / "hosts", " (there is no such file)"
+    hosts.write_text("nowhere.invalid\n")
+    for given, also in (("nowhere.invalid", no_file), (hosts, "")):
+        said = program("launch", "--hosts", given, "--", "x.py").stderr
+        assert f", not nowhere.invalid{also}, the first of the hosts, where rank 0 runs; " in said
+
+
 def test_every_host_is_a_node_and_a_node_has_its_cpus_on_one_machine_too() -> None:
     done = program("launch", "--dry-run", "--hosts", "a", "b", "--", "x.py")
     assert [line[:11] for line in done.stdout.splitlines()[-2:]] == ["[node 0, a]", "[node 1, b]"]

@@ -201,6 +201,20 @@ def of_user(tmp_path: Path) -> Path:
     return folder
 
 
+def test_no_repository_is_taken_for_that_of_a_program_outside_of_it(
+    of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named through `..` or a link, from a folder in that repository."""
+    (tmp_path / "other").mkdir()
+    (of_user / "linked").symlink_to(tmp_path / "other")
+    monkeypatch.chdir(of_user / "code")
+    for folder in ("../../other", "../linked"):
+        assert provenance.repository_of(Path(folder)) == {}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other/code").symlink_to(of_user / "code")
+    assert provenance.repository_of(Path("other/code"))["commit"] == commit_of(of_user)
+
+
 def commit_of(folder: Path) -> str:
     command = ["git", "-c", "safe.directory=*", "-C", folder, "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -267,13 +267,18 @@ def test_a_command_may_name_files_of_the_folder_where_it_starts(
 def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     venv.create(".venv", symlinks=True)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     Path("mine").mkdir()
     Path("mine/p.py").touch()
     text = "experiment: e\nprogram: p.py\nenvironment: {python: .venv}\n"
+    # A home folder may be a link, through which Snakemake was started.
+    Path("home").symlink_to(tmp_path)
+    for prefix in (tmp_path, tmp_path / "home"):
+        monkeypatch.setattr(sys, "prefix", str(prefix / ".venv"))
+        for given in (".venv", ".venv/bin/python"):
+            Path("mine/e.yaml").write_text(text.replace(".venv", given))
+            with pytest.raises(Refusal, match=r"mine/\.venv(/bin/python)? is not there; correct"):
+                check(Path("mine/e.yaml"))
     Path("mine/e.yaml").write_text(text)
-    with pytest.raises(Refusal, match=r"mine/\.venv is not there; correct environment"):
-        check(Path("mine/e.yaml"))
     venv.create("mine/.venv", symlinks=True)
     check(Path("mine/e.yaml"))
 

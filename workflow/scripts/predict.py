@@ -47,6 +47,8 @@ def main() -> None:
     with told_in_one_line("predict"), told_when_full("leave out --device cuda"):
         if args.device == "cuda" and not torch.cuda.is_available():
             raise Refusal("--device cuda: torch sees no GPU here; leave it out")
+        if args.model.is_dir():
+            raise Refusal(f"--model {args.model} is a folder; give model.safetensors in it")
         compute_exactly()
         classifier = weights.load(args.model, "any" if args.trust_code else None)
         classifier.move_to(torch.device(args.device)).eval()

@@ -135,7 +135,8 @@ def repository_of(folder: Path) -> dict[str, Any]:
     differs from its commit; empty if it is in none. What cannot be read is null, and `unknown` has
     the reason.
     """
-    folder = folder.absolute()
+    # Else its parents would be others, of a path with `..` or through a link.
+    folder = folder.resolve()
     found: dict[str, Any] = {"path": str(folder), "commit": None, "dirty": None, "diff": ""}
     try:
         found["path"] = git("-C", str(folder), "rev-parse", "--show-toplevel")

@@ -48,8 +48,9 @@ class EnvironmentHere(UserEnvironment):
             )
         if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
-            if self.uv:
-                remedy = self.remedy("uv sync --locked")
+            if self.uv and Path(self.uv, "pyproject.toml").is_file():
+                locked = Path(self.uv, "uv.lock").is_file()
+                remedy = self.remedy("uv sync" + " --locked" * locked)
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
             missing = self.interpreter if self.folder.exists() else self.folder

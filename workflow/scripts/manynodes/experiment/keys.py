@@ -555,6 +555,8 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         return f"config: {key}: {text} is not {PATTERN_WORDS[bare_key]}"
     if error.validator == "type":
         remedy = instead(key, value, limit, schema)
+        if not remedy and "string" in ([limit] if isinstance(limit, str) else limit):
+            remedy = as_text(key, value, len(error.absolute_path) == 1)
         return f"config: {key or 'the file'}: {text} is not {type_words(limit)}{remedy}"
     # The schemas of declared parameters may have any word of JSON Schema.
     said = wording.get(str(error.validator), one_line(error.message, 120))
@@ -603,11 +605,24 @@ def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, A
         except ValueError:
             return ""
         text = f"[{', '.join(map(in_yaml, form))}]"
-    elif "object" in types and first:
+    # A run of a single key is none.
+    elif "object" in types and first and key != "runs":
         form, text = {first: value}, f"{{{first}: {in_yaml(value)}}}"
     else:
         return ""
     return f"; write {text}" if fits(form, schema) and len(text) <= MOST_WRITTEN else ""
+
+
+def as_text(key: str, value: Any, outermost: bool) -> str:
+    """How to give a text in place of another value.
+
+    Args:
+        outermost: the key is in no mapping or list, in which Snakemake's --config has texts only.
+    """
+    if not isinstance(value, int | float):
+        return "; give one"
+    # Behind --config, Snakemake strips quotes, and reads a number all the same.
+    return "; put it in quotes" + f"; with --config, write '{key}=!!str …'" * outermost
 
 
 def in_yaml(value: Any) -> str:

@@ -30,6 +30,7 @@ from manynodes.reporting.tables import refuse_mixture, value_words
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
+ENVIRONMENT = "environment.json"  # of a run of a program, all of its packages
 ONE_VIEW = "accuracy, one view"
 # By seed and position among the runs with that seed.
 Runs = dict[tuple[Any, int], dict[str, float]]
@@ -59,6 +60,7 @@ class Results:
         data: of each of them, SHA-256 of the data and of the files on which it was trained.
         views: of the accuracies; empty for a program of the user's.
         versions: of Python and its packages, by name; several if the runs differ.
+        complete: whether these are all of their packages, and not those alone that run.json has.
         computed_in: what `precision: auto` came to.
         code: SHA-256 of the code that trained, by the classifier's network; by "" of a program.
     """
@@ -70,6 +72,7 @@ class Results:
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     computed_in: frozenset[str] = frozenset()
     code: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,16 @@ def read(folder: Path, beside: Path | None = None) -> Results:
         ]
         for about in abouts.values()
     }
-    return Results(experiment, numbers, data, frozenset(views), versions, computed_in, code)
+    complete = any((folder / name / ENVIRONMENT).exists() for name in numbers)
+    return Results(
+        experiment, numbers, data, frozenset(views), versions, computed_in, code, complete
+    )
 
 
 def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
     """The versions of Python and of all packages that a run has had, as far as they are known."""
     with suppress(FileNotFoundError):
-        found = read_json(run / "environment.json", "environment", PUT_BACK)
+        found = read_json(run / ENVIRONMENT, "environment", PUT_BACK)
         return packages_of(found)
     return dict(about["versions"])
 
@@ -239,7 +245,11 @@ def doubts(before: Results, after: Results) -> list[str]:
         if name != ONE_VIEW  # the only one has no name
     )  # fmt: skip
     found += [line for each in (before, after) for line in (*left_out(each), *without(each, names))]
-    if changed := other_packages(before.versions, after.versions):
+    one, other = before.versions, after.versions
+    if before.complete != after.complete:
+        # That one of them does not name a package says nothing.
+        one, other = ({name: each[name] for name in one.keys() & other} for each in (one, other))
+    if changed := other_packages(one, other):
         found.append(f"their packages differ: {changed}")
     return found
 
@@ -455,7 +465,7 @@ def refuse_own_program(*runs: Path) -> None:
     """Refuse runs of a program of the user's, which have no predictions."""
     for run in runs:
         # Such as every one of them leaves, and the classifier does not.
-        if (run / "environment.json").exists():
+        if (run / ENVIRONMENT).exists():
             folders = dict.fromkeys(str(each.parent) for each in runs)
             only, *others = folders
             both = f"compare the experiments: {' '.join(folders)}"

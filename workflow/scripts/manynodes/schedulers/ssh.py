@@ -42,11 +42,13 @@ class Ssh(AgentScheduler):
     executor = "none"
     takes_hosts = True
 
-    def __init__(self, hosts: Sequence[str] = ()) -> None:
+    def __init__(self, hosts: Sequence[str] = (), given: Sequence[str] = ()) -> None:
         self.hosts = tuple(hosts)
+        # A single name may have been meant as that of a file.
+        self.no_file = " (there is no such file)" * (len(given) == 1 and hosts == tuple(given))
 
     def on(self, hosts: Sequence[str]) -> "Ssh":
-        return Ssh(read_hosts(hosts))
+        return Ssh(read_hosts(hosts), hosts)
 
     def allocation(self, nodes: int) -> Allocation:
         hosts = self.hosts[:nodes]
@@ -58,11 +60,12 @@ class Ssh(AgentScheduler):
         if len(hosts) < nodes:
             raise Refusal(
                 f"nodes: the run wants {nodes}, hosts has {len(hosts)}: {', '.join(hosts)}"
+                f"{self.no_file}"
             )
         if not is_here(hosts[0]):
             raise Refusal(
-                f"this is {socket.gethostname()}, not {hosts[0]}, the first of the hosts, where "
-                "rank 0 runs; start there, or put this machine first"
+                f"this is {socket.gethostname()}, not {hosts[0]}{self.no_file}, the first of the "
+                "hosts, where rank 0 runs; start there, or put this machine first"
             )
         owner = process_name()
         addresses = ("127.0.0.1",) if nodes == 1 else hosts
