@@ -431,7 +431,7 @@ def test_a_package_is_no_program() -> None:
     assert "-m is no program; to start a package, use --output FOLDER -- {python} -m" in done.stderr
 
 
-@pytest.mark.parametrize("word", ["bash", sys.executable])
+@pytest.mark.parametrize("word", ["bash", sys.executable, "{python}"])
 def test_a_command_is_no_program(word: str) -> None:
     done = program("launch", "--", word, "train.py")
     assert done.returncode == 2
@@ -661,6 +661,13 @@ def test_a_program_has_the_threads_of_its_process_and_not_those_of_the_rule(tmp_
     done = program("launch", "--nproc-per-node", 2, "--cpus", 2, "--", script,
                    env=os.environ | rule)  # fmt: skip
     assert done.stdout.splitlines() == ["threads: 1"] * 2, done.stdout + done.stderr
+
+
+def test_accelerate_connects_processes_on_cpus(tmp_path) -> None:
+    script = tmp_path / "say.py"
+    script.write_text("import accelerate; print('of', accelerate.Accelerator().num_processes)")
+    done = program("launch", "--nodes", 2, "--device", "cpu", "--", script)
+    assert done.stdout.splitlines() == ["of 2"] * 2, done.stdout + done.stderr
 
 
 def test_nccls_watchdog_ends_a_rank_at_once_and_without_an_abort(tmp_path) -> None:

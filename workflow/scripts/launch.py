@@ -216,6 +216,8 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
 
 def is_command(word: str) -> bool:
     """Whether it starts something else than the Python program in a file of this name."""
+    if word == command.PYTHON:
+        return True
     if not (path := shutil.which(word)):
         return False
     if not Path(word).is_file():
