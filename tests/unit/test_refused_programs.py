@@ -31,6 +31,13 @@ REFUSED = {
     "program: bad.py": "bad.py:1: invalid syntax",
     "program: fit.sh": 'config: program: "fit.sh" is neither a Python file nor a module; give',
     "program: p.py --lr 0.1": 'config: program: "p.py --lr 0.1" is neither a Python file nor a',
+    "program: p.py\narguments: ['{run}']": (
+        "config: arguments: {run} stands for nothing; choose another name, or write {{run}}"
+    ),
+    "program: p.py\ndirectory: 'x{3}'": "{3} stands for nothing; choose another name, or write {{3}}",
+    "program: declares/p.py\nlr: 1\nevaluate: [p.py, '{new}']": (
+        "config: evaluate: {new} stands for nothing; declare new in parameters.yaml, or write"
+    ),
     "program: p.py\nevaluate: evalaute": 'config: evaluate: "evalaute" is neither a Python file',
     "program: p.py\nevaluate: [1, 2]": 'config: evaluate: "1" is neither a Python file nor a',
     "program: p.py\nprogramm: x": "config: programm: unknown key; did you mean program?",
@@ -116,6 +123,19 @@ REFUSED = {
     "program: p.py\nenvironment: {modules: []}": (
         "config: environment.modules: [] is too short; give at least one value"
     ),
+    "program: p.py\nmetrics: 'epoch (?P<epoch>\\d+) loss (?P<loss>\\S+)'": (
+        " is no path; an expression for lines of the log is metrics: {log: '…'}, in single quotes"
+    ),
+    # As it comes from --config, where it is no YAML.
+    "program: p.py\nresult: '{log: \"epoch .\\d+\"}'": (
+        "is no path; an expression for lines of the log is metrics: {log: '…'}, in single quotes"
+    ),
+    "program: p.py\nenvironment: {uv: locked}": (
+        "locked/.venv is not there; run `uv sync --locked` in locked"
+    ),
+    "program: p.py\nenvironment: {uv: declares}": (
+        "declares/.venv is not there; run `uv sync` in declares"
+    ),
     "program: p.py\nmetrics: {log: 'loss (?P<loss>\\S+) accuracy (?P<accuracy>\\S+)'}": (
         "has no group that counts; name one step, iter or epoch, such as (?P<epoch>\\d+), or let"
     ),
@@ -160,6 +180,11 @@ def test_what_cannot_start_is_refused_in_one_line(
     Path("plain.sh").write_text("#!/bin/bash\n")
     Path("windows.sh").write_text("#!/bin/bash\r\n")
     Path("windows.sh").chmod(0o755)
+    Path("locked").mkdir()
+    Path("locked/uv.lock").touch()
+    Path("declares").mkdir()
+    Path("declares/p.py").touch()
+    Path("declares/parameters.yaml").write_text("properties:\n  lr: {type: number}\n")
     os.mkfifo("pipe")
     path = Path("wrong.yaml")
     path.write_text(f"experiment: wrong\n{keys}\n")

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -152,11 +152,14 @@ def names_in(words: str) -> list[str]:
     return [found[2] for found in NAME.finditer(words) if found[2]]
 
 
-def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str]) -> None:
+def refuse_unknown_names(
+    key: str, words: Sequence[str], names: Collection[str], as_parameter: Callable[[str], str]
+) -> None:
     """Refuse `{name}` that stands for nothing.
 
     Args:
         names: what it may stand for.
+        as_parameter: what makes another name one of these.
 
     Raises:
         Refusal: naming it.
@@ -172,7 +175,7 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
                     "outputs": "it is for evaluate",
                 }.get(
                     name,
-                    f"did you mean {{{near[0]}}}?" if near else f"give {name} in parameters",
+                    f"did you mean {{{near[0]}}}?" if near else as_parameter(name),
                 )
                 raise Refusal(
                     f"config: {key}: {{{name}}} stands for nothing; {remedy}, or write "

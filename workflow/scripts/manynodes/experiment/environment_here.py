@@ -49,7 +49,8 @@ class EnvironmentHere(UserEnvironment):
         if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
             if self.uv:
-                remedy = self.remedy("uv sync --locked")
+                locked = Path(self.uv, "uv.lock").is_file()
+                remedy = self.remedy("uv sync --locked" if locked else "uv sync")
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
             missing = self.interpreter if self.folder.exists() else self.folder
