@@ -454,6 +454,25 @@ def test_torchrun_is_no_program_of_several_processes(tmp_path: Path) -> None:
     assert program("launch", "--dry-run", "--output", output, *words).returncode == 0
 
 
+def test_accelerate_passes_no_ranks_on_to_a_program_on_cpus(tmp_path: Path) -> None:
+    script = tmp_path / "say.py"
+    script.write_text(
+        "import accelerate, os\n"
+        "said = [accelerate.Accelerator().num_processes, os.environ['RANK']]\n"
+        "open(os.path.join(os.environ['LAUNCH_RESULTS'], said[1]), 'w').write(str(said))\n"
+    )
+    launch = ["launch", "--nodes", 2, "--output", tmp_path / "run", "--"]
+    done = program(*launch, "accelerate", "launch", script)
+    assert (done.returncode, done.stderr) == (
+        1, "launch: accelerate launch would start ranks of its own in each of 2 processes; the "
+        "workflow starts them: give {python} say.py, and the processes per node\n"
+    )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    done = program(*launch, "{python}", "-m", "accelerate.commands.launch", "--cpu", script)
+    work = tmp_path / "run/work"
+    assert [(work / rank).read_text() for rank in "01"] == ["[2, '0']", "[2, '1']"], done.stderr
+
+
 @pytest.mark.parametrize("nohup", [True, False])
 def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) -> None:
     go = tmp_path / "go"
