@@ -517,7 +517,7 @@ def test_a_package_is_no_program() -> None:
     assert "-m is no program; to start a package, use --output FOLDER -- {python} -m" in done.stderr
 
 
-@pytest.mark.parametrize("word", ["bash", sys.executable])
+@pytest.mark.parametrize("word", ["bash", sys.executable, "{python}"])
 def test_a_command_is_no_program(word: str) -> None:
     done = program("launch", "--", word, "train.py")
     assert done.returncode == 2
@@ -538,6 +538,25 @@ def test_torchrun_is_no_program_of_several_processes(tmp_path: Path) -> None:
         )  # fmt: skip
         assert not output.exists()
     assert program("launch", "--dry-run", "--output", output, *words).returncode == 0
+
+
+def test_accelerate_passes_no_ranks_on_to_a_program_on_cpus(tmp_path: Path) -> None:
+    script = tmp_path / "say.py"
+    script.write_text(
+        "import accelerate, os\n"
+        "said = [accelerate.Accelerator().num_processes, os.environ['RANK']]\n"
+        "open(os.path.join(os.environ['LAUNCH_RESULTS'], said[1]), 'w').write(str(said))\n"
+    )
+    launch = ["launch", "--nodes", 2, "--output", tmp_path / "run", "--"]
+    done = program(*launch, "accelerate", "launch", script)
+    assert (done.returncode, done.stderr) == (
+        1, "launch: accelerate launch would start ranks of its own in each of 2 processes; the "
+        "workflow starts them: give {python} say.py, and the processes per node\n"
+    )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    done = program(*launch, "{python}", "-m", "accelerate.commands.launch", "--cpu", script)
+    work = tmp_path / "run/work"
+    assert [(work / rank).read_text() for rank in "01"] == ["[2, '0']", "[2, '1']"], done.stderr
 
 
 @pytest.mark.parametrize("nohup", [True, False])
@@ -747,6 +766,13 @@ def test_a_program_has_the_threads_of_its_process_and_not_those_of_the_rule(tmp_
     done = program("launch", "--nproc-per-node", 2, "--cpus", 2, "--", script,
                    env=os.environ | rule)  # fmt: skip
     assert done.stdout.splitlines() == ["threads: 1"] * 2, done.stdout + done.stderr
+
+
+def test_accelerate_connects_processes_on_cpus(tmp_path) -> None:
+    script = tmp_path / "say.py"
+    script.write_text("import accelerate; print('of', accelerate.Accelerator().num_processes)")
+    done = program("launch", "--nodes", 2, "--device", "cpu", "--", script)
+    assert done.stdout.splitlines() == ["of 2"] * 2, done.stdout + done.stderr
 
 
 def test_nccls_watchdog_ends_a_rank_at_once_and_without_an_abort(tmp_path) -> None:

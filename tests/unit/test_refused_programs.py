@@ -31,6 +31,13 @@ REFUSED = {
     "program: bad.py": "bad.py:1: invalid syntax",
     "program: fit.sh": 'config: program: "fit.sh" is neither a Python file nor a module; give',
     "program: p.py --lr 0.1": 'config: program: "p.py --lr 0.1" is neither a Python file nor a',
+    "program: p.py\narguments: ['{run}']": (
+        "config: arguments: {run} stands for nothing; choose another name, or write {{run}}"
+    ),
+    "program: p.py\ndirectory: 'x{3}'": "stands for nothing; choose another name, or write {{3}}",
+    "program: declares/p.py\nlr: 1\nevaluate: [p.py, '{new}']": (
+        "config: evaluate: {new} stands for nothing; declare new in parameters.yaml, or write"
+    ),
     "program: p.py\nevaluate: evalaute": 'config: evaluate: "evalaute" is neither a Python file',
     "program: p.py\nevaluate: [1, 2]": 'config: evaluate: "1" is neither a Python file nor a',
     "program: p.py\nprogramm: x": "config: programm: unknown key; did you mean program?",
@@ -116,6 +123,19 @@ REFUSED = {
     "program: p.py\nenvironment: {modules: []}": (
         "config: environment.modules: [] is too short; give at least one value"
     ),
+    "program: p.py\nmetrics: 'epoch (?P<epoch>\\d+) loss (?P<loss>\\S+)'": (
+        " is no path; an expression for lines of the log is metrics: {log: '…'}, in single quotes"
+    ),
+    # As it comes from --config, where it is no YAML.
+    "program: p.py\nresult: '{log: \"epoch .\\d+\"}'": (
+        "is no path; an expression for lines of the log is metrics: {log: '…'}, in single quotes"
+    ),
+    "program: p.py\nenvironment: {uv: locked}": (
+        "locked/.venv is not there; run `uv sync --locked` in locked"
+    ),
+    "program: p.py\nenvironment: {uv: declares}": (
+        "declares/.venv is not there; run `uv sync` in declares"
+    ),
     "program: p.py\nmetrics: {log: 'loss (?P<loss>\\S+) accuracy (?P<accuracy>\\S+)'}": (
         "has no group that counts; name one step, iter or epoch, such as (?P<epoch>\\d+), or let"
     ),
@@ -160,6 +180,11 @@ def test_what_cannot_start_is_refused_in_one_line(
     Path("plain.sh").write_text("#!/bin/bash\n")
     Path("windows.sh").write_text("#!/bin/bash\r\n")
     Path("windows.sh").chmod(0o755)
+    Path("locked").mkdir()
+    Path("locked/uv.lock").touch()
+    Path("declares").mkdir()
+    Path("declares/p.py").touch()
+    Path("declares/parameters.yaml").write_text("properties:\n  lr: {type: number}\n")
     os.mkfifo("pipe")
     path = Path("wrong.yaml")
     path.write_text(f"experiment: wrong\n{keys}\n")
@@ -181,13 +206,25 @@ def test_what_cannot_start_is_refused_in_one_line(
         ("[python, /opt/bin/torchrun, p.py]", "torchrun"),
         ("[torchrun, --standalone, '--nnodes=1', p.py]", "torchrun"),
         ("[torchrun, --nnodes, 1, p.py]", "torchrun"),
+        ("[accelerate, launch, --multi_gpu, p.py]", "accelerate launch"),
+        ("[uv, run, accelerate-launch, --num_machines=1, --use_fsdp, p.py]", "accelerate-launch"),
+        (
+            "['{python}', -m, accelerate.commands.launch, --num-processes, 4, p.py]",
+            "accelerate.commands.launch",
+        ),
         # Told of the nodes.
+        ("[accelerate, launch, --multi_gpu, '--machine_rank={rank}', p.py]", ""),
+        ("[accelerate, launch, --multi_gpu, --num_machines, 2, p.py]", ""),
         ("[torchrun, '--nnodes=1:4', p.py]", ""),
         ("[torchrun, --nnodes, 12, p.py]", ""),
         ("[torchrun, '--nnodes=2', '--node_rank={rank}', p.py]", ""),
         ("[torchrun, --rdzv-backend, c10d, p.py]", ""),
         # It passes the ranks on.
         ("[accelerate, launch, --num_processes, 1, p.py]", ""),
+        ("[accelerate, launch, --num_processes, 1, p.py, --num_processes, 4]", ""),
+        ("[accelerate, launch, --cpu, p.py]", ""),
+        ("[accelerate, launch, --config_file, my.yaml, p.py]", ""),
+        ("[accelerate, test, p.py]", ""),
         ("['{python}', p.py, --launcher, torchrun]", ""),
         ("['{python}', -m, accelerate_my.launch]", ""),
         ("[bash, -c, 'echo torchrun']", ""),
@@ -214,6 +251,30 @@ def test_a_command_that_starts_ranks_is_for_one_process(
         assert len(said) <= 200
     path.write_text(f"experiment: e\ncommand: {words}\n")
     check(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        # It passes the ranks on if it finds one GPU, and on CPUs if it is told of these.
+        ("accelerate launch p.py", ["nproc_per_node: 2", "nodes: 2\ndevice: cpu"]),
+        ("accelerate launch --num_processes 1 p.py", ["nodes: 2\ndevice: cpu"]),
+        ("accelerate launch --cpu p.py", []),
+    ],
+)
+def test_accelerate_is_refused_where_it_passes_no_ranks_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, wrong: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    path = Path("e.yaml")
+    for size in ("nodes: 2", "nproc_per_node: 2", "nodes: 2\ndevice: cpu"):
+        path.write_text(f"experiment: e\ncommand: {words.split()}\n{size}\n")
+        if size not in wrong:
+            check(path)
+            continue
+        with pytest.raises(Refusal, match="accelerate launch would start ranks of its own in each"):
+            check(path)
 
 
 @pytest.mark.parametrize(

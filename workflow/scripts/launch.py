@@ -107,6 +107,7 @@ from manynodes.programs import attempt
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
 from manynodes.programs.rank import place_saved, saved_now, sizes_saved
 from manynodes.programs.task import Task
+from manynodes.programs.variables import gpu_here
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, Trouble
@@ -234,6 +235,8 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
 
 def is_command(word: str) -> bool:
     """Whether it starts something else than the Python program in a file of this name."""
+    if word == command.PYTHON:
+        return True
     if not (path := shutil.which(word)):
         return False
     if not Path(word).is_file():
@@ -324,9 +327,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             check_again(args, job)
             return
         args.nodes = len(job.hosts)
-    if args.output:
-        processes = args.nodes * args.nproc_per_node
-        command.refuse_torchrun(args.program, processes, "{python} ")
+    refuse_own_ranks(args, on_cpus=args.device == "cpu")
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     with gpus_for(args, scheduler, geometry) as gpus:
@@ -342,6 +343,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             with program.step() as step:
                 print(*scheduler.preview(step), sep="\n")
             return
+        here = gpu_here(args.device, os.environ) if gpus is None else gpus
+        refuse_own_ranks(args, on_cpus=not here)
         make_ready(args, job)
         with log_of(args.log, args.rank_logs) as log:
             args.begun = True
@@ -352,6 +355,18 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             # To the end: a second signal must not hide what the program has said after the first,
             # and a scheduler that requeues the job ends this process too, which must say first why.
             program.run_to_the_end(log, stop_when_signalled())
+
+
+def refuse_own_ranks(args: argparse.Namespace, on_cpus: bool) -> None:
+    """Refuse a command that would start ranks of its own in each process.
+
+    Raises:
+        Refusal: as of `command.refuse_own_ranks`.
+    """
+    if args.output:
+        per_node = args.nproc_per_node
+        processes = args.nodes * per_node
+        command.refuse_own_ranks(args.program, processes, per_node, "{python} ", on_cpus)
 
 
 def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:

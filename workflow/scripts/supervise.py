@@ -135,7 +135,7 @@ def supervise(
         output = Output(sink, sink, show_errors=not log, records=None, shown=shown)
         observer = Observer(who, here, str(log or ""), contract.timeout or TIMEOUT)
         if task is None:
-            end = run_ours(program, contract.stop_at, caches, output, observer, stop)
+            end = run_ours(program, contract, caches, output, observer, stop)
         else:
             os.environ.update(caches)
             end = run_task(task, contract, output, observer, stop)
@@ -188,7 +188,7 @@ class End:
 
 def run_ours(
     program: list[str],
-    stop_at: float | None,
+    contract: Environment,
     caches: dict[str, str],
     output: Output,
     observer: Observer,
@@ -198,7 +198,12 @@ def run_ours(
     `launch` alone.
     """
     knows = Path(program[0]).resolve().parent == Path(__file__).resolve().parent
-    end = math.inf if knows or stop_at is None else stop_at
+    end = math.inf if knows or contract.stop_at is None else contract.stop_at
+    if not knows:
+        # Only here: it needs all schedulers.
+        from manynodes.programs.variables import for_accelerate
+
+        caches = caches | for_accelerate(contract.device, os.environ)
 
     def look(pid: int, last: bool) -> None:
         observer(pid, last)

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,20 @@ OF_PROCESS = ("rank", "local_rank")
 INTERPRETER = re.compile(r"(python[\d.]*t?|(ba)?sh[\d.]*)$")
 # What may stand before the program of a command.
 IN_FRONT = re.compile(r"env|exec|nohup|time|uv|run|-.*|\w+=.*", re.DOTALL)
-# Starts ranks by itself, whatever ranks there are; accelerate, mpirun and srun may be told of them.
+# Starts ranks by itself, whatever ranks there are; mpirun and srun may be told of them.
 TORCHRUN = re.compile(r"torchrun|torch\.distributed\.(run|launch)")
+# Passes the ranks that there are on to its program, with the exceptions of `accelerate_of`.
+ACCELERATE = re.compile(r"accelerate([ -]|\.commands\.(accelerate_cli )?)launch(?= |$)")
+WITH_RANKS = re.compile(
+    r"--(multi[_-]gpu|use[_-](deepspeed|fsdp|megatron[_-]lm))|--num[_-]processes[= ]([2-9]|\d\d)"
+)
+# What may let it pass them on after all.
+WITHOUT_RANKS = re.compile(r"--(cpu|config[_-]file)(?=[= ]|$)")
 # In the words of one that is told of several nodes.
-OF_NODES = re.compile(r"nnodes(?![= ]1(?![\d:]))|node[_-]rank|rdzv|PET_|\{rank\}", re.IGNORECASE)
+OF_NODES = re.compile(
+    r"(nnodes|num[_-]machines)(?![= ]1(?![\d:]))|(node|machine)[_-]rank|rdzv|PET_|\{rank\}",
+    re.IGNORECASE,
+)
 SCRIPTS = (".py", ".sh", ".R", ".jl", ".pl", ".lua", ".m")
 HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
@@ -113,36 +123,60 @@ def name_of(words: Sequence[str]) -> str:
     return module or name.strip("{}").lstrip("-") or "program"
 
 
+def started(words: Sequence[str]) -> list[str]:
+    """A command from its program on, without its folder: behind `env` and Python, of which it is
+    the file, or the module behind -m.
+    """
+    rest = [*itertools.dropwhile(IN_FRONT.fullmatch, words)]
+    if rest and (rest[0] == PYTHON or INTERPRETER.match(Path(rest[0]).name)):
+        rest = [*itertools.dropwhile(lambda word: word[:1] == "-", rest[1:])]
+    return [Path(rest[0]).name, *rest[1:]] if rest else [""]
+
+
 def torchrun_of(words: Sequence[str]) -> str:
     """The program of a command if it is torchrun, in one of its forms; otherwise empty."""
-    rest = itertools.dropwhile(IN_FRONT.fullmatch, words)
-    first = Path(next(rest, "")).name
-    if first == PYTHON or INTERPRETER.match(first):
-        # Its file, or the module behind -m.
-        first = Path(next(itertools.dropwhile(lambda word: word[:1] == "-", rest), "")).name
+    first, *_ = started(words)
     return first if TORCHRUN.fullmatch(first) else ""
 
 
-def refuse_torchrun(words: Sequence[str], processes: int, python: str) -> None:
-    """Refuse a torchrun that would start ranks of its own in each of several processes, unless it
-    is told of the nodes: they would all train alone, each with a rank 0 that writes the results.
+def accelerate_of(words: Sequence[str], per_node: int, on_cpus: bool) -> str:
+    """`accelerate launch` of a command, if its program would not find the ranks that there are: it
+    starts some itself if it is told to, or finds several GPUs and no number; and on CPUs, without
+    --cpu, it overwrites ACCELERATE_USE_CPU. Empty otherwise.
+    """
+    line = " ".join(started(words))
+    found = ACCELERATE.match(line)
+    if not found or WITHOUT_RANKS.search(line):
+        return ""
+    # What follows is the program's own.
+    own = re.split(r"\.py\b| (?:-m|--module) ", line[found.end() :])[0]
+    several = WITH_RANKS.search(own) or (per_node > 1 and not re.search("num[_-]processes", own))
+    return found[0] if several or on_cpus else ""
+
+
+def refuse_own_ranks(
+    words: Sequence[str], processes: int, per_node: int, python: str, on_cpus: bool
+) -> None:
+    """Refuse what would start ranks of its own in each of several processes, unless it is told of
+    the nodes: they would all train alone, each with a rank 0 that writes the results.
 
     Args:
-        processes: that start the command, of all nodes.
+        processes, per_node: that start the command, of all nodes and of each.
         python: how the remedy names the Python file, such as `program: `.
+        on_cpus: whether they compute on CPUs, as far as is known.
 
     Raises:
         Refusal: naming it.
     """
-    torchrun = torchrun_of(words)
-    if processes == 1 or not torchrun or OF_NODES.search(" ".join(words)):
+    launcher = torchrun_of(words) or accelerate_of(words, per_node, on_cpus)
+    if processes == 1 or not launcher or OF_NODES.search(" ".join(words)):
         return
     # Not the text behind -c.
     files = [word for word in words if word.endswith(".py") and " " not in word]
     file = Path(files[0]).name if files else ""
     remedy = f"{python}{one_line(file, 40)}" if file else "the command without it"
     raise Refusal(
-        f"{torchrun} would start ranks of its own in each of {processes} processes; the workflow "
+        f"{launcher} would start ranks of its own in each of {processes} processes; the workflow "
         f"starts them: give {remedy}, and the processes per node"
     )
 
@@ -152,11 +186,14 @@ def names_in(words: str) -> list[str]:
     return [found[2] for found in NAME.finditer(words) if found[2]]
 
 
-def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str]) -> None:
+def refuse_unknown_names(
+    key: str, words: Sequence[str], names: Collection[str], as_parameter: Callable[[str], str]
+) -> None:
     """Refuse `{name}` that stands for nothing.
 
     Args:
         names: what it may stand for.
+        as_parameter: what makes another name one of these.
 
     Raises:
         Refusal: naming it.
@@ -172,7 +209,7 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
                     "outputs": "it is for evaluate",
                 }.get(
                     name,
-                    f"did you mean {{{near[0]}}}?" if near else f"give {name} in parameters",
+                    f"did you mean {{{near[0]}}}?" if near else as_parameter(name),
                 )
                 raise Refusal(
                     f"config: {key}: {{{name}}} stands for nothing; {remedy}, or write "

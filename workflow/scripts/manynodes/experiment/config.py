@@ -60,6 +60,8 @@ COLUMNS = (
     *("code_sha256", "sources_sha256", "data_sha256", "files_sha256"),
     *("run_sha256", "evaluation_sha256"),
 )
+# Names that no parameter can have, besides keys of ours.
+TAKEN_NAMES = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
 
 
 @dataclass(frozen=True)
@@ -762,9 +764,8 @@ def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
         for name in names:
             if not isinstance(name, str) or not PARAMETER.fullmatch(name):
                 raise Refusal(f"config: {key}: {shown(name)} is not {PATTERN_WORDS['parameters']}")
-    taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
     for name in (*keys.parameters, *itertools.chain(*undeclared.values())):
-        if name in SHARED or name in taken:
+        if name in SHARED or name in TAKEN_NAMES:
             where = "give it beside program" if name in SHARED else "choose another name"
             raise Refusal(f"config: parameters.{name}: has a meaning of its own; {where}")
 
@@ -836,6 +837,11 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
     given = {"metrics": [metrics], "result": [config["result"]], "snapshots": config["snapshots"]}
     for key, values in given.items():
         for value in filter(None, values):
+            if re.match(r"\{.*:|.*\(\?P<", value, re.DOTALL):
+                raise Refusal(
+                    f"config: {key}: {shown(value)} is no path; an expression for lines of the log "
+                    "is metrics: {log: '…'}, in single quotes"
+                )
             pattern = value.partition("#")[0]
             if name := re.search(r"\{\w+\}", pattern):
                 raise Refusal(
@@ -860,10 +866,20 @@ def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> Non
     absent = {name for name, value in given.items() if not value}
     known = {*run.values, *keys.parameters}
     folders = {*command.FOLDERS, *command.OF_PROCESS} - absent
-    command.refuse_unknown_names("arguments", run.command, known | folders)
-    command.refuse_unknown_names("directory", [config["directory"] or ""], known | folders)
-    folders = set(command.OF_EVALUATION) - absent - {"state"}
-    command.refuse_unknown_names("evaluate", command.evaluation(config), known | folders)
+
+    def as_parameter(name: str) -> str:
+        if name in TAKEN_NAMES or not PARAMETER.fullmatch(name):
+            return "choose another name"
+        if keys.declared:
+            return f"declare {name} in parameters.yaml"
+        return f"give {name} in parameters"
+
+    for key, words, others in (
+        ("arguments", run.command, folders),
+        ("directory", [config["directory"] or ""], folders),
+        ("evaluate", command.evaluation(config), {*command.OF_EVALUATION} - absent - {"state"}),
+    ):
+        command.refuse_unknown_names(key, words, known | others, as_parameter)
 
 
 def run_name(point: Mapping[str, Any]) -> str:

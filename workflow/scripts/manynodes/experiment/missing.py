@@ -87,10 +87,12 @@ def refuse_missing_program(experiment: Experiment) -> None:
     """
     experiment.environment.refuse_missing()
     refuse_unknown_program(experiment)
-    most = max(run.world_size for run in experiment.runs.values())
+    sizes = {(run.world_size, run.nproc_per_node, run.device == "cpu")
+             for run in experiment.runs.values()}  # fmt: skip
     with named("command" if experiment.config["command"] else "program"):
         words = (*command.command(experiment.config), experiment.environment.setup)
-        command.refuse_torchrun(words, most, "program: ")
+        for processes, per_node, on_cpus in sorted(sizes, reverse=True):
+            command.refuse_own_ranks(words, processes, per_node, "program: ", on_cpus)
     directory = experiment.config["directory"]
     if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")

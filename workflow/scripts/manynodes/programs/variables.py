@@ -53,10 +53,12 @@ def environment_of(contract: Environment, before: Mapping[str, str], folder: str
     if folder:
         paths.insert(0, folder)
     found |= {"PYTHONPATH": os.pathsep.join(paths)} | contract.variables()
-    if not gpu_here(contract.device, before):
-        # Without it accelerate does not connect processes on CPUs: each would train alone.
-        found["ACCELERATE_USE_CPU"] = "true"
-    return gloo_interface(before) | found
+    return gloo_interface(before) | found | for_accelerate(contract.device, before)
+
+
+def for_accelerate(device: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """What accelerate needs to connect processes on CPUs: without it each would train alone."""
+    return {} if gpu_here(device, environment) else {"ACCELERATE_USE_CPU": "true"}
 
 
 def gpu_here(device: str | None, environment: Mapping[str, str]) -> bool:
