@@ -110,8 +110,9 @@ def located(path: str, folders: Sequence[Path], only_there: bool = False) -> str
             # Behind a link, its .. is not that of the link.
             return os.path.relpath(folder.resolve() / path if ".." in path else folder / path)
     # The folder of an environment, or its Python, which is a link itself.
-    folders_of = map(os.path.realpath, (path, Path(path).parent.parent))
-    ours = only_there and os.path.realpath(sys.prefix) in folders_of
+    ours = only_there and os.path.realpath(sys.prefix) in (
+        os.path.realpath(path), os.path.realpath(Path(path).parent.parent)
+    )  # fmt: skip
     if folders and only_there and (ours or not os.path.exists(path)):  # noqa: PTH110
         return os.path.relpath(folders[0] / path)
     return path
