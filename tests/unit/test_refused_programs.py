@@ -183,6 +183,8 @@ def test_what_cannot_start_is_refused_in_one_line(
     Path("locked").mkdir()
     Path("locked/uv.lock").touch()
     Path("declares").mkdir()
+    for folder in ("locked", "declares"):
+        Path(folder, "pyproject.toml").touch()
     Path("declares/p.py").touch()
     Path("declares/parameters.yaml").write_text("properties:\n  lr: {type: number}\n")
     os.mkfifo("pipe")
