@@ -14,9 +14,9 @@ from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.failure import Again, Failure, Kind, recorded
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending, records
-from manynodes.launching.first_failure import First, Source, of_unknown_ends, said_of
+from manynodes.launching.first_failure import First, Source, of_unknown_ends
 from manynodes.launching.first_failure import first_failure as found_failure
-from manynodes.launching.restarts import MOST_UNTOLD, SHORT, Reached, Starts
+from manynodes.launching.restarts import MOST_ALIKE, SHORT, Reached, Starts
 from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
@@ -270,23 +270,9 @@ def test_a_restart_that_gets_no_further_is_tried_on_other_nodes_unless_it_was_ca
 
 LAST = frozenset({("last.pt", 9)})
 GIVEN_UP = "failed in this way and got no further; does it continue from what it has saved?"
-
-
-def starts_of(
-    progress: list[Reached], said: list[str], reasons: list[str], kind: Kind = Kind.FAILED
-) -> list[First]:
-    """What is judged of each start of a program until it is not started again: they are long, have
-    saved, and another rank fails each time.
-    """
-    starts, found = Starts(Reached()), []
-    for number, (reached, word, reason) in enumerate(zip(progress, said, reasons, strict=True)):
-        who = f"rank {number}"
-        failure = Failure(f"{who} on n1{reason}", kind, who, "n1")
-        first = First(failure, (), True, True, True, said=frozenset({word} if word else ()))
-        found.append(starts.judged(first, SHORT + 1.0, reached))
-        if not found[-1].in_place:
-            break
-    return found
+MANY = 2 * MOST_ALIKE
+SAME = [": ValueError: bad row in epoch 3"] * MANY
+NOTHING = [Reached()] * MANY
 
 
 def numbers(*limits: int) -> frozenset[bytes]:
@@ -294,65 +280,86 @@ def numbers(*limits: int) -> frozenset[bytes]:
     return frozenset(str(each).encode() for each in range(*limits))
 
 
-MANY = 2 * MOST_UNTOLD
-SAME = [": ValueError: bad row in epoch 3"] * MANY
-NOTHING = [Reached()] * MANY
+def judged_starts(
+    reached: list[Reached],
+    said: list[str],
+    reasons: list[str],
+    kind: Kind = Kind.FAILED,
+    seconds: float = SHORT,
+) -> list[First]:
+    """What is judged of each start of a program until it is not started again: they have saved, and
+    another rank fails each time.
+    """
+    starts, found = Starts(Reached()), []
+    for number, (at, word, reason) in enumerate(zip(reached, said, reasons, strict=True)):
+        who = f"rank {number}"
+        failure = Failure(f"{who} on n1{reason}", kind, who, "n1")
+        first = First(failure, (), True, True, True, said=frozenset({word} if word else ()))
+        found.append(starts.judged(first, seconds, at))
+        if not found[-1].in_place:
+            break
+    return found
 
 
 @pytest.mark.parametrize(
-    ("progress", "said", "reasons", "kind", "starts"),
+    ("reached", "said", "reasons", "kind", "given_up"),
     [
-        # What it says, or rows that it writes again, are those of an earlier start.
-        (NOTHING, ["step 100"] * MANY, SAME, Kind.FAILED, 4),
-        (NOTHING, ["step 100", "step 200"] * MOST_UNTOLD, SAME, Kind.FAILED, 5),
-        ([Reached("", numbers(3), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
-         Kind.FAILED, 4),
-        # Its files only: they may be of later epochs.
-        ([Reached(files=LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, 1 + MOST_UNTOLD),
-        ([Reached("", numbers(3), 7, LAST)] * MANY, [""] * MANY, SAME,
-         Kind.FAILED, 1 + MOST_UNTOLD),
+        # What it says, writes and saves is that of an earlier start.
+        (NOTHING, ["step 100"] * MANY, SAME, Kind.FAILED, True),
+        (NOTHING, ["step 100", "step 200"] * MOST_ALIKE, SAME, Kind.FAILED, True),
+        ([Reached("", numbers(3), LAST)] * MANY, [""] * MANY, SAME, Kind.FAILED, True),
         # It gets further, or fails otherwise each time.
-        (NOTHING, [f"step {each}" for each in range(MANY)], SAME, Kind.FAILED, MANY),
-        ([Reached("", numbers(each), each, LAST) for each in range(MANY)], [""] * MANY, SAME,
-         Kind.FAILED, MANY),
+        (NOTHING, [f"step {each}" for each in range(MANY)], SAME, Kind.FAILED, False),
+        ([Reached("", numbers(each), LAST) for each in range(MANY)], [""] * MANY, SAME,
+         Kind.FAILED, False),
         # Each start writes a table of its own, with the counts where it continued.
-        ([Reached("", numbers(each, each + 2), each, LAST) for each in range(MANY)], [""] * MANY,
-         SAME, Kind.FAILED, MANY),
+        ([Reached("", numbers(each, each + 2), LAST) for each in range(MANY)], [""] * MANY,
+         SAME, Kind.FAILED, False),
         ([Reached(files=frozenset({(f"{each}.pt", 9)})) for each in range(MANY)], [""] * MANY,
-         SAME, Kind.FAILED, MANY),
+         SAME, Kind.FAILED, False),
         (NOTHING, ["step 100"] * MANY, [f": row {each}" for each in range(MANY)],
-         Kind.FAILED, MANY),
+         Kind.FAILED, False),
         # It was preempted.
-        (NOTHING, ["step 100"] * MANY, SAME, Kind.PREEMPTED, MANY),
+        (NOTHING, ["step 100"] * MANY, SAME, Kind.PREEMPTED, False),
     ],
 )  # fmt: skip
 def test_starts_that_fail_alike_and_get_no_further_come_to_an_end(
-    progress: list[Reached], said: list[str], reasons: list[str], kind: Kind, starts: int
+    reached: list[Reached], said: list[str], reasons: list[str], kind: Kind, given_up: bool
 ) -> None:
-    *before, last = starts_of(progress, said, reasons, kind)
-    assert len(before) + 1 == starts
+    *before, last = judged_starts(reached, said, reasons, kind)
+    # One start at least is new.
+    assert MOST_ALIKE < len(before) + 1 <= MOST_ALIKE + 2 if given_up else not before[MANY - 1 :]
     assert all(each.in_place and each.again and not each.failure.after for each in before)
-    assert (last.in_place, last.again) == (starts == MANY,) * 2
-    number = 3 if starts < 6 else MOST_UNTOLD
-    assert last.failure.after == (f"the last {number} starts {GIVEN_UP}" if starts < MANY else "")
+    assert (last.in_place, last.again) == (not given_up,) * 2
+    assert last.failure.after == (f"the last {MOST_ALIKE} starts {GIVEN_UP}" if given_up else "")
 
 
-def test_only_words_with_a_number_say_how_far_a_program_is() -> None:
-    words = [
-        rank(each, 1, 1.0, saved=word) for each, word in enumerate(("step 9", True, "last.pt"))
-    ]
-    assert said_of([*words, rank(3, 1, 1.0)]) == {"step 9"}
+def test_short_starts_that_say_that_they_get_further_go_on() -> None:
+    """New files do not count: each start may leave one of its own."""
+    words = [f"step {each}" for each in range(MANY)]
+    assert len(judged_starts(NOTHING, words, SAME, seconds=1)) == MANY
+    files = [Reached(files=frozenset({(f"{each}.pt", 9)})) for each in range(MANY)]
+    *before, last = judged_starts(files, [""] * MANY, SAME, seconds=1)
+    assert len(before) == 2
+    assert last.failure.after == "the last 3 starts lasted less than 60 s each"
 
 
 @pytest.mark.parametrize(
-    ("restarts", "saved", "seconds", "requeued"),
-    [(2, False, 1.0, True), (3, False, 1.0, False), (3, True, 1.0, True), (3, False, 99.0, True)],
+    ("restarts", "kind", "more", "seconds", "requeued"),
+    [
+        (2, Kind.PREEMPTED, {}, 1.0, True),
+        (3, Kind.PREEMPTED, {}, 1.0, False),
+        (3, Kind.PREEMPTED, {"saved": True}, 1.0, True),
+        (3, Kind.PREEMPTED, {"stopped": True}, 1.0, True),
+        (3, Kind.LOST, {}, 1.0, True),
+        (3, Kind.PREEMPTED, {}, 99.0, True),
+    ],
 )
 def test_a_job_that_ends_at_once_and_saves_nothing_is_requeued_a_few_times(
-    restarts: int, saved: bool, seconds: float, requeued: bool
+    restarts: int, kind: Kind, more: dict[str, bool], seconds: float, requeued: bool
 ) -> None:
-    """One that runs until its time is up may save without a word."""
-    first = First(Failure("stopped", Kind.PREEMPTED), again=True, saved=saved)
+    """One that runs until its time is up may save without a word; others were preempted."""
+    first = First(Failure("stopped", kind), again=True, **more)
     found = Starts(Reached(), restarts).judged(first, seconds, Reached())
     assert found.again == requeued
     line = "the job was restarted 3 times, and this start saved nothing new in less than 60 s"

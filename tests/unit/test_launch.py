@@ -371,35 +371,6 @@ def test_a_signal_during_the_imports_is_told_as_later(tmp_path: Path, name: str)
     assert (done.returncode, done.stderr) == (75, line)
 
 
-@pytest.mark.parametrize(("blocks", "lines"), [(True, 250), (False, 20)])
-def test_who_does_not_read_holds_up_no_training(tmp_path, blocks: bool, lines: int) -> None:
-    """As `less`, or a terminal after Ctrl-S; and one whose pipe another program has changed."""
-    done, log = tmp_path / "done", tmp_path / "log"
-    body = f"for n in range({lines}): print(n, 'x' * 60_000)\n"
-    path = script(tmp_path, f"{body}open({str(done)!r}, 'w').close()\nsys.exit(4)")
-    reads, its = os.pipe()
-    os.set_blocking(its, blocks)
-    words = [sys.executable, SCRIPTS / "launch.py", "--launcher", "none", "--log", log, "--", path]
-    launch = subprocess.Popen(words, stdout=its, stderr=its)
-    os.close(its)
-    until(done.exists, launch)
-    with open(reads) as file:
-        *shown, last = [line if line.startswith("launch: ") else line[:100] for line in file]
-    assert launch.wait() == 1
-    assert last == f"launch: some_program failed: node 0 on {HOST} ended with status 4; see {log}\n"
-    of_log = [line[:100] for line in log.read_text().splitlines(keepends=True)]
-    assert len(of_log) == lines + 1
-    if not blocks:
-        assert shown == of_log[:-1]
-        return
-    (here,) = [number for number, line in enumerate(shown) if line.startswith("launch: ")]
-    said = " lines are missing here, which nobody has read in time; a log (--log) has them\n"
-    missing = lines - len(shown[here + 1 :]) - (here - 1)
-    assert shown[here] == f"launch: {missing}{said}"
-    # The line before it is the beginning of one that is missing.
-    assert shown[:here] + shown[here + 1 :] == of_log[:here] + of_log[missing + here - 1 : -1]
-
-
 def test_a_stopped_shell_stops_no_rank_and_a_stopped_launch_does(tmp_path) -> None:
     """With ssh, on the first node."""
     seen, looks = tmp_path / "seen", 3

@@ -315,7 +315,7 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
 
 @pytest.mark.parametrize("alone", [True, False], ids=["report", "rows"])
 def test_a_program_that_begins_anew_each_time_is_given_up(tmp_path, alone: bool) -> None:
-    """However long its starts are: here none counts as short."""
+    """However long its starts are: here none counts as short, and three are enough."""
     script, driver = tmp_path / "program.py", tmp_path / "launch_long.py"
     script.write_text(
         dedent("""
@@ -334,7 +334,7 @@ def test_a_program_that_begins_anew_each_time_is_given_up(tmp_path, alone: bool)
     driver.write_text(
         f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
         "import launch\nfrom manynodes.launching import restarts\n"
-        "restarts.SHORT = 0\nlaunch.main()\n"
+        "restarts.SHORT, restarts.MOST_ALIKE = 0, 3\nlaunch.main()\n"
     )
     output = [] if alone else ["--output", tmp_path / "run"]
     command = [sys.executable, driver, *ALONE, "--restart", *output, "--"]

@@ -51,7 +51,7 @@ from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
 from manynodes.base.reading import read_json
-from manynodes.base.showing import open_closed_streams, show, shown_later
+from manynodes.base.showing import open_closed_streams, show
 from manynodes.base.temporary import OURS, parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
@@ -132,7 +132,7 @@ def main() -> None:
     registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
-    with shown_later(), told_in_one_line("launch"):
+    with told_in_one_line("launch"):
         try:
             with logged(args):
                 for number in stopping_signals():
@@ -733,13 +733,10 @@ def reached(args: argparse.Namespace) -> Reached:
     if not args.state:
         return Reached()
     files = sizes_saved(Folders(args.output), task_of(args)) if args.trains else frozenset()
-    lines = []
-    with suppress(OSError):
-        lines = metrics_file(args.state.parent).read_bytes().splitlines()
-    counts = [line.partition(b",")[0] for line in lines]
-    earlier = (line for line, at in zip(lines, counts, strict=True) if at != counts[-1])
-    rows = hash(frozenset(earlier))
-    return Reached(newest_state(args.state), frozenset(counts), rows, files)
+    counts: frozenset[bytes] = frozenset()
+    with suppress(OSError), metrics_file(args.state.parent).open("rb") as file:
+        counts = frozenset(line.partition(b",")[0] for line in file)
+    return Reached(newest_state(args.state), counts, files)
 
 
 def newest_state(states: Path) -> str:

@@ -96,8 +96,10 @@ def describe(file: Path) -> dict[str, Any]:
 def machine() -> list[str]:
     """What no other machine has; nothing if it is not known."""
     with suppress(OSError):
-        # Two machines may have one name, and two containers of a machine its one boot.
-        return [socket.gethostname(), BOOT.read_text().strip()]
+        # Two machines may have one name, and two containers of a machine its one boot; some
+        # containers have its name too.
+        spaces = [str(Path("/proc/self/ns", name).readlink()) for name in ("net", "pid")]
+        return [socket.gethostname(), BOOT.read_text().strip(), *spaces]
     return []
 
 
@@ -236,6 +238,8 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
         await process.stdin.drain()
     process.stdin.close()
     printed = {1: asyncio.Event(), 2: asyncio.Event()}
+    for each in printed.values():
+        each.set()
     copies = [
         asyncio.create_task(copy(process.stdout, channel, 1, printed[1])),
         asyncio.create_task(copy(process.stderr, channel, 2, printed[2])),
@@ -253,8 +257,13 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     # One that waits for a lost disk stays.
     await asyncio.wait([ended], timeout=1)
     status = ended.result() if ended.done() else -signal.SIGKILL
-    # A process that has left our reach could keep the pipes open.
-    await asyncio.wait(copies, timeout=5)
+    late = {*copies}
+    while late:
+        # A process that has left our reach could keep the pipes open.
+        _, late = await asyncio.wait(late, timeout=5)
+        # What the command has written may still wait to be printed.
+        if stop.is_set() or all(each.is_set() for each in printed.values()):
+            break
     orders.cancel()
     with suppress(OSError):
         await channel.send({"status": status})

@@ -166,7 +166,7 @@ def told_in_one_line(program: str) -> Iterator[None]:
             yield
         finally:
             if gone := unread():
-                send_nowhere(sys.stdout.fileno())
+                send_nowhere(sys.stdout)
             # What was printed comes before an error, in a pipe or a file too, where stdout is
             # buffered. Closed, full, or there is none: Python tries again at its end.
             with suppress(OSError, ValueError, AttributeError):
@@ -175,12 +175,10 @@ def told_in_one_line(program: str) -> Iterator[None]:
         show(sys.stderr, f"{program}: {stopped}\n")
         sys.exit(STOPPED)
     except Failed as failed:
-        show(sys.stderr, f"{program}: {failed}\n")
-        sys.exit(1)
+        sys.exit(f"{program}: {failed}")
     except (Refusal, OSError) as error:
-        if not (isinstance(error, BrokenPipeError) and gone):
-            show(sys.stderr, f"{program}: {error_line(error)}\n")
-        sys.exit(1)
+        silent = isinstance(error, BrokenPipeError) and gone
+        sys.exit(1 if silent else f"{program}: {error_line(error)}")
 
 
 def unread() -> bool:

@@ -131,11 +131,8 @@ def first_failure(
 
 
 def said_of(endings: Sequence[Ending]) -> frozenset[str]:
-    """What the processes report of their last save. Without a number it names no place that a
-    program gets to once.
-    """
-    texts = (str(ending.report.get("saved", "")) for ending in endings)
-    return frozenset(text for text in texts if re.search(r"\d", text))
+    """What the processes report of their last save."""
+    return frozenset(str(ending.report["saved"]) for ending in endings if "saved" in ending.report)
 
 
 def of_unknown_ends(
