@@ -69,7 +69,7 @@ OF_CLASSIFIER = ("n", "plain_accuracy", "plain_loss", "balanced_accuracy", "macr
 RESERVED = ("confusion", "scaling", "search", "calibration", "ranking")
 PANEL_COLUMNS = 3
 PANEL_CHARACTERS = 46  # of the title of a panel
-MOST_LINES = 24  # of a legend
+MOST_NAMED = 24  # settings in a legend
 MOST_PANELS = 24  # of a figure; 240 took minutes to draw
 # Inches: of an axis alone, of that with an empty legend, and of several; of a label.
 WIDTH, WITHOUT_LEGEND, PANEL_WIDTH, CHARACTER = 5.0, 6.4, 3.2, 0.1
@@ -235,11 +235,7 @@ class Metric:
     @property
     def has_legend(self) -> bool:
         """Whether the values are few enough to be named."""
-        return lines_of(map(self.words, self.values)) <= MOST_LINES
-
-    def words(self, value: Any) -> str:
-        """What the legend says of a value."""
-        return named([self.hue], [value]) if self.hue else ALL_RUNS
+        return len(self.values) <= MOST_NAMED
 
 
 @mpl.rc_context(STYLE)
@@ -355,7 +351,7 @@ def name_colours(axes: Axes, metric: Metric) -> None:
     """The values for a legend in their order, whichever of them this panel has."""
     for number, value in enumerate(metric.values):
         axes.plot([], [], color=colour_of(number, len(metric.values)), linewidth=3,
-                  label=metric.words(value))  # fmt: skip
+                  label=named([metric.hue], [value]) if metric.hue else ALL_RUNS)  # fmt: skip
 
 
 def draw_runs(
@@ -442,8 +438,7 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
     summary, numeric = data.summary, data.numeric
     groups_of = [groups_without(data, axis) for axis in numeric]
     alone, most = len(numeric) == 1, max(map(len, groups_of))
-    in_one = lines_of(name for name, _ in groups_of[0])
-    explained = in_one <= MOST_LINES if alone else most <= MOST_IN_PANEL
+    explained = most <= (MOST_NAMED if alone else MOST_IN_PANEL)
     below = 0 if alone or not explained else LINE * most
     figure, grid = panel_grid(len(numeric), sharex=False, below=below)
     share = scale_of_results(grid[0, 0], summary[[column]], column)
@@ -846,7 +841,9 @@ def panel_grid(panels: int, sharex: bool, below: float = 0) -> tuple[Figure, Any
 
 
 def finish(figure: Figure, grid: Any, panels: int, legend: bool = True) -> None:
-    """Hide what no panel is drawn on, and give all panels one legend."""
+    """Hide what no panel is drawn on, and give all panels one legend: beside them, or below them
+    if it would be higher than they are.
+    """
     for empty in grid.flat[panels:]:
         empty.set_visible(False)
     for column in grid.T:
@@ -859,9 +856,12 @@ def finish(figure: Figure, grid: Any, panels: int, legend: bool = True) -> None:
     }
     if legend and labelled and set(labelled) != {ALL_RUNS}:
         names = [*map(legend_words, labelled)]
-        room = (figure.get_figheight() - ABOVE_LEGEND) / LEGEND_LINE / lines_of(labelled)
-        figure.legend(labelled.values(), names, loc="outside right center",
-                      fontsize=STYLE["font.size"] * min(1, room))  # fmt: skip
+        lines, high = lines_of(labelled), figure.get_figheight()
+        if ABOVE_LEGEND + LEGEND_LINE * lines <= high:
+            figure.legend(labelled.values(), names, loc="outside right center")
+        else:
+            figure.set_figheight(high + LINE * (1 + lines / 2))
+            figure.legend(labelled.values(), names, loc="outside lower center", ncols=2, fontsize=8)
 
 
 def legend_words(text: str) -> str:
