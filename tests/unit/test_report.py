@@ -297,6 +297,10 @@ def test_a_mean_is_of_counts_that_all_runs_have() -> None:
     figure = curve_of([1, 3], [2, 4])
     assert lines_of(figure) == [([1, 3], [9, 7]), ([2, 4], [3, 1])]
     assert "no counts in common" in figure.legends[0].get_texts()[-1].get_text()
+    # A run of one point has no line.
+    figure = curve_of([1, 3], [2])
+    assert lines_of(figure) == [([1, 3], [9, 7]), ([2], [3])]
+    assert [line.get_marker() for line in figure.axes[0].lines[-3:-1]] == ["None", "o"]
 
 
 def test_points_say_where_seeds_have_no_number() -> None:
@@ -664,8 +668,10 @@ def test_a_legend_keeps_its_order_and_leaves_room_whatever_its_names() -> None:
     assert max(len(line) for label in labels for line in label.splitlines()) <= 34
 
 
-@pytest.mark.parametrize(("kinds", "words"), [(5, "an option of a long name"), (20, "option"),
-                                              (20, "an option of a long name")])  # fmt: skip
+@pytest.mark.parametrize(("kinds", "words"), [
+    (5, "an option of a long name"), (20, "option"), (20, "an option of a long name"),
+    (25, "option"),
+])  # fmt: skip
 def test_a_legend_leaves_room_for_ticks_and_is_inside_the_figure(kinds: int, words: str) -> None:
     values = [0.00123 * 1.3**power for power in range(12)]
     columns = {
@@ -676,6 +682,8 @@ def test_a_legend_leaves_room_for_ticks_and_is_inside_the_figure(kinds: int, wor
     curve = table[["run", *columns]].assign(epoch=1)
     figure = draw(curve, table, [*columns], ["lr"], ["score"], "x", False)["score_by_axis"]
     figure.canvas.draw()
+    named_ones = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert len(named_ones) == (kinds if kinds <= 24 else 0)
     boxes = [tick.get_window_extent() for tick in figure.axes[0].get_xticklabels()]
     assert len(boxes) > 1
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
@@ -683,8 +691,25 @@ def test_a_legend_leaves_room_for_ticks_and_is_inside_the_figure(kinds: int, wor
         box = legend.get_window_extent()
         assert box.y0 >= 0
         assert box.y1 <= figure.bbox.y1
+        panel = figure.axes[0].get_tightbbox()
+        assert box.y1 <= panel.y0 or panel.x1 <= box.x0
     unnamed = "a line per setting of the others" in " ".join(figure.get_suptitle().split())
     assert unnamed == (not figure.legends)
+
+
+def test_each_curve_has_a_name_however_long_they_are() -> None:
+    kinds = [f"random_crop_flip_and_colour_jitter_{number}" for number in range(13)]
+    curve = pd.DataFrame({"run": kinds, "augmentation": kinds, "epoch": 1, "val_loss": 1.0})
+    figure = draw(curve, curve[["run", "augmentation"]], ["augmentation"], [], [], "x", False)[
+        "loss"
+    ]
+    (legend,) = figure.legends
+    assert [text.get_text()[-2:] for text in legend.get_texts()[:13]] == [
+        kind[-2:] for kind in sorted(kinds)
+    ]
+    figure.canvas.draw()
+    assert legend.get_window_extent().y0 >= 0
+    assert legend.get_window_extent().y1 <= figure.axes[0].get_tightbbox().y0
 
 
 def test_a_long_name_of_a_number_is_beside_its_axis_as_far_as_there_is_room() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +215,12 @@ def test_sizes_that_divide_the_same_cpu_are_drawn_without_a_curve() -> None:
     assert accuracy.get_ylabel() == "test accuracy"
 
 
-def test_settings_are_told_apart_in_each_panel() -> None:
+@pytest.mark.parametrize("number", [2, 12])
+def test_settings_are_told_apart_in_each_panel(number: int) -> None:
     """Their accuracies stood in one colour, under the same names of sizes."""
     sizes = [{"nodes": nodes, "cpus_per_proc": cpus} for nodes in (1, 2) for cpus in (1, 2)]
-    experiment = study(sizes, weight_decay=[0.0, 0.1], global_batch_size=480)
+    decays = [each / 100 for each in range(number)]
+    experiment = study(sizes, weight_decay=decays, global_batch_size=480)
     runs = measured(experiment)
     for run in runs:
         run["threads"] = experiment.runs[run["run"]].cpus_per_proc
@@ -225,17 +228,19 @@ def test_settings_are_told_apart_in_each_panel() -> None:
     table = scaling.sizes(experiment, runs)
     images = dict.fromkeys(table["run"], 360)
     strong, fastest, accuracy = scaling_figure.draw(experiment, table, images, "study").axes
-    settings = [f"weight_decay {value}" for value in ("0.0", "0.1")]
+    settings = [f"weight_decay {value}" for value in decays]
     assert fastest.get_title("left") == f"Images per second, {settings[0]}  batch 480"
     for axes, words in ((strong, [f"{setting}  batch 480" for setting in settings]),
                         (accuracy, settings)):  # fmt: skip
-        assert [text.get_text() for text in axes.get_legend().get_texts()][:2] == words
+        assert [text.get_text() for text in axes.get_legend().get_texts()][:number] == words
     names = [text.get_text() for text in accuracy.get_xticklabels()]
     assert len({*names}) == len(names) == 4
     points = [line for line in accuracy.lines if len(line.get_xdata())]
-    assert len(points) == 8
-    assert len({line.get_color() for line in points}) == 2
-    assert len({float(line.get_xdata()[0]) for line in points}) == 8
+    places = [float(line.get_xdata()[0]) for line in points]
+    assert len({line.get_color() for line in points}) == number
+    assert len({*places}) == len(points) == 4 * number
+    # Each at its size.
+    assert Counter(map(round, places)) == dict.fromkeys(range(4), number)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +373,7 @@ def test_a_program_s_own_rate_and_cpus_and_a_batch_that_goes_with_the_size() -> 
 
 
 def test_the_ideal_is_a_straight_line_and_sizes_of_one_place_share_a_label() -> None:
-    experiment = program(nodes=[1, 8], nproc_per_node=[1, 8])
+    experiment = program(nodes=[1, 8], nproc_per_node=[1, 8], parameters={"lr": [1, 2]})
     rate = {"eval_samples_per_second": 9.0}
     measured = {
         name: (speed_up.rates_of(pd.DataFrame(), rate), 100 / run.nodes / run.nproc_per_node)
@@ -389,7 +394,7 @@ def test_dollar_signs_of_a_setting_are_no_formula() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["cost $a^$", "cost b", "ideal"]
 
 
-@pytest.mark.parametrize(("settings", "named"), [(12, 12), (40, 0)])
+@pytest.mark.parametrize(("settings", "named"), [(12, 12), (24, 24), (40, 0)])
 def test_a_legend_of_many_settings_hides_no_point_and_is_inside_the_figure(
     settings: int, named: int
 ) -> None:

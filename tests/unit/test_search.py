@@ -7,10 +7,15 @@ from typing import Any
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
+import aggregate
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
+from manynodes.reporting import numbers
+from manynodes.reporting.progress import read_record
 from manynodes.reporting.result_figures import FigureData, draw, draw_search
+from programs import finished
 
 RANGES = {
     "learning_rate": "log(1e-3, 1)",
@@ -22,6 +27,12 @@ RANGES = {
 
 def experiment(search: Any, **config: Any) -> Experiment:
     return Experiment.from_files({"experiment": "x", "search": search} | config, [Path()])
+
+
+def searched(table: pd.DataFrame, keys: list[str], result: str, *others: str) -> Figure:
+    """The figure of a search of these keys, beside other axes."""
+    data = FigureData(table, table, [*others, *keys], [], [result], "x", False, searched=keys)
+    return draw_search(data, result)
 
 
 def test_points_fill_their_ranges_and_more_of_them_keep_the_first() -> None:
@@ -120,9 +131,9 @@ def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:
     table = pd.DataFrame(
         {"lr": [0.001, 1.0, 0.03], "kind": ["b", "a", "a"], "val_accuracy": [0.5, 0.9, 0.7]}
     )
-    figure = draw_search(table.replace(0.7, float("nan")), ["lr", "kind"], "val_accuracy", "x")
+    figure = searched(table.replace(0.7, float("nan")), ["lr", "kind"], "val_accuracy")
     assert "without 1 of 3 runs that have no number" in " ".join(figure.get_suptitle().split())
-    (axes, _bar) = draw_search(table, ["lr", "kind"], "val_accuracy", "x").axes
+    (axes, _bar) = searched(table, ["lr", "kind"], "val_accuracy").axes
     runs = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_alpha()]
     assert [list(line.get_ydata()) for line in runs] == [
         pytest.approx([0, 1]), pytest.approx([0.4924, 0], abs=0.001), pytest.approx([1, 0])
@@ -139,7 +150,7 @@ def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:
 ])  # fmt: skip
 def test_the_best_run_has_the_lowest_loss_or_the_highest_score(result: str, words: str) -> None:
     table = pd.DataFrame({"lr": [1, 2, 3], "kind": ["a", "b", "c"], result: [0.1, 0.2, 0.3]})
-    assert words in draw_search(table, ["lr", "kind"], result, "x").get_suptitle()
+    assert words in searched(table, ["lr", "kind"], result).get_suptitle()
 
 
 @pytest.mark.parametrize(("result", "numbers", "words"), [
@@ -154,14 +165,14 @@ def test_a_loss_that_is_negated_is_best_where_it_is_highest(
     result: str, numbers: list[float], words: str
 ) -> None:
     table = pd.DataFrame({"lr": [1, 2, 3], "kind": ["a", "b", "c"], result: numbers})
-    assert words in draw_search(table, ["lr", "kind"], result, "x").get_suptitle()
+    assert words in searched(table, ["lr", "kind"], result).get_suptitle()
 
 
 def test_the_best_point_has_the_best_mean_of_its_seeds() -> None:
     none = float("nan")
     table = pd.DataFrame({"lr": [1, 1, 1, 2, 2, 2, 3, 3, 3], "kind": "a",
                           "acc": [0.95, 0.5, 0.5, 0.9, 0.9, 0.9, 0.99, 0.99, none]})  # fmt: skip
-    figure = draw_search(table, ["lr", "kind"], "acc", "x")
+    figure = searched(table, ["lr", "kind"], "acc")
     words = " ".join(figure.get_suptitle().split())
     assert "the best mean of 3 runs with lr 2 kind a, without 1 of 9 runs" in words
     (axes, bar) = figure.axes
@@ -169,24 +180,57 @@ def test_the_best_point_has_the_best_mean_of_its_seeds() -> None:
     assert bar.get_ylabel() == "mean acc"
 
 
-def test_names_of_scales_are_turned_if_they_would_run_into_each_other() -> None:
-    for long, turned in (("parameter", 0), ("a_rather_long_parameter_name", 20)):
-        keys = ["lr", "wd", f"{long}_1", f"{long}_2", "kind"]
-        table = pd.DataFrame({**{key: [1, 2] for key in keys}, "loss": [1.0, 2.0]})
-        figure = draw_search(table, keys, "loss", "x")
-        figure.canvas.draw()
-        names = figure.axes[0].get_xticklabels()
-        assert {text.get_rotation() for text in names} == {turned}
-        boxes = [text.get_window_extent() for text in names]
-        assert turned or all(left.x1 < right.x0 for left, right in pairwise(boxes))
-        assert min(box.y0 for box in boxes) >= 0
+def test_the_best_of_a_search_is_of_one_setting_of_all_axes() -> None:
+    """A mean over models is no mean over seeds."""
+    rows = [{"model": model, "lr": lr, "wd": lr / 10, "seed": seed, "acc": acc + seed / 100}
+            for model, accuracies in (("a", (0.9, 0.1)), ("b", (0.1, 0.6)))
+            for lr, acc in enumerate(accuracies, 1) for seed in (0, 1)]  # fmt: skip
+    for keys, seeds, best in (
+        (["lr", "wd"], 2, "the best mean of 2 runs with model a lr 1 wd 0.1"),
+        (["lr", "wd"], 1, "the best with model a lr 1 wd 0.1"),
+    ):
+        table = pd.DataFrame(row for row in rows if row["seed"] < seeds)
+        figure = searched(table, keys, "acc", "seed", "model")
+        assert " ".join(figure.get_suptitle().split()).endswith(best)
+        axes = figure.axes[0]
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["model", "lr", "wd"]
+        assert sum(len(line.get_xdata()) == 3 for line in axes.lines) == 4
+
+
+def test_a_seed_that_varies_with_a_setting_is_none_itself(tmp_path: Path) -> None:
+    for keys, scales in ((["lr"], None), (["lr", "wd"], ["lr", "wd"])):
+        runs = [{"seed": n % 2, **dict.fromkeys(keys, n // 2 + 1)} for n in range(8)]
+        folder = finished(tmp_path / keys[-1], {"runs": runs}, [{"acc": 0.1 * n} for n in range(8)])
+        experiment = read_record(folder)
+        found = numbers.read(experiment, experiment.runs, folder)
+        tables = numbers.tables(experiment, found)
+        figures, _ = aggregate.figures_of(experiment, found, tables, ["acc"], "x")
+        search = figures.get("search")
+        assert search is None or "mean of 2 runs with lr 4 wd 4" in " ".join(
+            search.get_suptitle().split()
+        )
+        names = search and [text.get_text() for text in search.axes[0].get_xticklabels()]
+        assert names == scales
+
+
+@pytest.mark.parametrize("scales", [2, 3, 4, 9])
+def test_names_of_scales_leave_room_for_each_other_and_are_whole_in_the_title(scales: int) -> None:
+    keys = [f"a_rather_long_parameter_name_of_mine_{number}" for number in range(scales)]
+    table = pd.DataFrame({**{key: [1, 2] for key in keys}, "loss": [1.0, 2.0]})
+    figure = searched(table, keys, "loss")
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert min(box.y0 for box in boxes) >= 0
+    assert boxes[-1].x1 < figure.axes[1].get_window_extent().x0
+    assert all(f"{key} 1" in " ".join(figure.get_suptitle().split()) for key in keys)
 
 
 def test_a_scale_names_the_values_that_were_used() -> None:
     table = pd.DataFrame(
         {"width": [64, 128, 256], "kind": ["a", "b", "a_long_name_of_a_kind"], "loss": [1, 2, 3.0]}
     )
-    (axes, _bar) = (figure := draw_search(table, ["width", "kind"], "loss", "x")).axes
+    (axes, _bar) = (figure := searched(table, ["width", "kind"], "loss")).axes
     assert [text.get_text() for text in axes.texts] == [
         "64", "128", "256", "a", "a_long…_a_kind", "b",
     ]  # fmt: skip

@@ -23,7 +23,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, error_line, one_line, reason, told_in_one_line
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.data.folder import MANIFEST, DataFolder
-from manynodes.experiment.config import Experiment
+from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.reporting import (
     mistakes,
     numbers,
@@ -199,7 +199,8 @@ def figures_of(
     which there are too many.
     """
     pairs = experiment.config["runs"]
-    together = [key for key in experiment.axes if key in set().union(*pairs)]
+    varied = set().union(*pairs) - {*REPEATS}
+    together = [key for key in experiment.axes if key in varied]
     found, left_out = result_figures.draw(
         result_figures.FigureData(
             curves=numbers.drawn(experiment, tables["curves"], runs),

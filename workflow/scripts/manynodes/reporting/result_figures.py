@@ -19,7 +19,6 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -70,7 +69,7 @@ OF_CLASSIFIER = ("n", "plain_accuracy", "plain_loss", "balanced_accuracy", "macr
 RESERVED = ("confusion", "scaling", "search", "calibration", "ranking")
 PANEL_COLUMNS = 3
 PANEL_CHARACTERS = 46  # of the title of a panel
-MOST_LINES = 24  # of a legend
+MOST_NAMED = 24  # settings in a legend
 MOST_PANELS = 24  # of a figure; 240 took minutes to draw
 # Inches: of an axis alone, of that with an empty legend, and of several; of a label.
 WIDTH, WITHOUT_LEGEND, PANEL_WIDTH, CHARACTER = 5.0, 6.4, 3.2, 0.1
@@ -89,7 +88,7 @@ LEGEND_CHARACTERS = 34
 ABOVE_LEGEND, LEGEND_LINE = 0.4, 0.235
 MOST_LABELS = 6  # numbers of a scale of a search that are all written
 SCALE_CHARACTERS = 14  # of a text there
-BESIDE_SCALES = 1.6  # inches of their figure
+BESIDE_NAME = 0.2  # inches that are left between the names of two scales
 FAINT = 0.35  # a curve where not all of its runs go on
 ALL_RUNS = "all runs"  # of which a legend says nothing
 # What it says of such a curve, and of runs whose mean is of none.
@@ -106,10 +105,8 @@ HIGHER = re.compile(
     "|dice|top_?[0-9]+)([^a-z]|$)",
     re.I,
 )
-# A loss that is negated, as scikit-learn's, which is never above zero: `negative_pair_loss` is the
-# loss of pairs. And a score that is made of a loss.
-NEGATED = re.compile("(^|[^a-z])neg(ative)?_", re.I)
-OF_LOSS = re.compile("(^|[^a-z])d2_", re.I)
+# A loss that is negated, and a score that is made of a loss, as scikit-learn names them.
+RAISED = re.compile("(^|[^a-z])(neg|d2)_", re.I)
 MOST_ASIDE = 0.1  # of all of them
 ASIDE = 0.025  # of the width of a panel
 LEAST_RANGE = 0.02  # of an axis of accuracies
@@ -129,7 +126,7 @@ class FigureData:
         title: of all figures.
         built_in: whether the numbers are the classifier's.
         counts: the column that counts in each run; without it, the first one with numbers.
-        searched: axes in which the runs vary together, as points of a search; empty for none.
+        searched: settings that vary together, as points of a search; empty for none.
     """
 
     curves: pd.DataFrame
@@ -164,7 +161,7 @@ def draw(data: FigureData) -> tuple[dict[str, Figure], list[str]]:
         figures[file_name(name, {*figures, *RESERVED})] = make()
     ranked = next((key for key in ("val_accuracy", *data.measured) if key in data.measured), None)
     if data.searched and ranked:
-        figures["search"] = draw_search(data.summary, data.searched, ranked, data.title)
+        figures["search"] = draw_search(data, ranked)
     return figures, [printable(name) for name, _ in plan[MOST_FIGURES:]]
 
 
@@ -238,11 +235,7 @@ class Metric:
     @property
     def has_legend(self) -> bool:
         """Whether the values are few enough to be named."""
-        return lines_of(map(self.words, self.values)) <= MOST_LINES
-
-    def words(self, value: Any) -> str:
-        """What the legend says of a value."""
-        return named([self.hue], [value]) if self.hue else ALL_RUNS
+        return len(self.values) <= MOST_NAMED
 
 
 @mpl.rc_context(STYLE)
@@ -358,7 +351,7 @@ def name_colours(axes: Axes, metric: Metric) -> None:
     """The values for a legend in their order, whichever of them this panel has."""
     for number, value in enumerate(metric.values):
         axes.plot([], [], color=colour_of(number, len(metric.values)), linewidth=3,
-                  label=metric.words(value))  # fmt: skip
+                  label=named([metric.hue], [value]) if metric.hue else ALL_RUNS)  # fmt: skip
 
 
 def draw_runs(
@@ -445,8 +438,7 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
     summary, numeric = data.summary, data.numeric
     groups_of = [groups_without(data, axis) for axis in numeric]
     alone, most = len(numeric) == 1, max(map(len, groups_of))
-    in_one = lines_of(name for name, _ in groups_of[0])
-    explained = in_one <= MOST_LINES if alone else most <= MOST_IN_PANEL
+    explained = most <= (MOST_NAMED if alone else MOST_IN_PANEL)
     below = 0 if alone or not explained else LINE * most
     figure, grid = panel_grid(len(numeric), sharex=False, below=below)
     share = scale_of_results(grid[0, 0], summary[[column]], column)
@@ -573,68 +565,54 @@ def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:
 
 
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False})
-def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: str) -> Figure:
-    """Every run as a line through its values of some keys, in the colour of its result (parallel
-    coordinates); runs with the same values, such as of other seeds, as one, in that of their mean.
+def draw_search(data: FigureData, result: str) -> Figure:
+    """Every setting as a line through its values, in the colour of its result (parallel
+    coordinates); of several runs, which differ only in their seed or fold, in that of their mean.
 
     Args:
-        keys: axes in which the runs vary together.
         result: a column of numbers.
     """
-    values = summary[result].to_numpy(dtype=float)
-    missing = int((~np.isfinite(values)).sum())
-    points = pd.Series([tuple(map(value_words, row)) for row in summary[[*keys]].to_numpy(object)])
-    runs = pd.Series(np.where(np.isfinite(values), values, np.nan)).groupby(points)
-    values = runs.transform("mean").where(~points.duplicated()).to_numpy()
+    summary = data.summary
+    keys = [axis for axis in data.settings if axis in data.searched or summary[axis].nunique() > 1]
+    numbers = summary[result].astype(float)
+    numbers = numbers.where(np.isfinite(numbers))
+    missing = int(numbers.isna().sum())
+    points = summary.drop_duplicates(keys)
+    # In the same order.
+    runs = numbers.groupby([summary[key] for key in keys], sort=False).agg(
+        ["mean", "count", "size"]
+    )
+    values = runs["mean"].to_numpy()
     # The best ones on top, if it is known which they are.
-    lower = is_lower_better(result, values)
+    lower = LOWER.search(result) and not RAISED.search(result)
     order = np.argsort(-values if lower else values)
-    figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
-    heights = np.column_stack([draw_scale(axes, at, summary[key]) for at, key in enumerate(keys)])
+    width = max(7.2, 1.8 * len(keys))
+    figure, axes = plt.subplots(figsize=(width, 4.6), layout="constrained")
+    heights = np.column_stack([draw_scale(axes, at, points[key]) for at, key in enumerate(keys)])
     shade = mpl.cm.ScalarMappable(
         mpl.colors.Normalize(np.nanmin(values), np.nanmax(values)), "viridis"
     )
     shown = order[np.isfinite(values[order])]
     for row in shown:
         axes.plot(range(len(keys)), heights[row], color=shade.to_rgba(values[row]), alpha=0.9)
-    name_scales(axes, [*map(label, keys)], figure.get_figwidth() - BESIDE_SCALES)
+    room = int((width / len(keys) - BESIDE_NAME) / CHARACTER)
+    axes.set_xticks(range(len(keys)), [label(key, room) for key in keys])
     axes.set_yticks([])
     axes.set_xlim(-0.3, len(keys) - 0.6)
     form = PercentFormatter(1) if is_share(result, values) else None
-    sizes = runs.transform("size").to_numpy()
-    each, its = ("point", f"mean {result}") if (sizes > 1).any() else ("run", result)
+    each, its = ("point", f"mean {result}") if runs["size"].max() > 1 else ("run", result)
     figure.colorbar(shade, ax=axes, format=form, label=label(its, LONGEST_SIDE))
-    words = f", without {missing} of {len(values)} runs that have no number" if missing else ""
+    words = f", without {missing} of {len(numbers)} runs that have no number" if missing else ""
     known = LOWER.search(result) or HIGHER.search(result)
     first = "the best" if known else "the highest"
     best = []
     # One of which all runs have a number.
-    for row in shown[(runs.transform("count") == sizes).to_numpy()[shown]][-1:]:
-        of = f" mean of {counted(sizes[row], 'run')}" if each == "point" else ""
-        best = [f", {first}{of} with {named(keys, [*summary[keys].iloc[row]])}"]
+    for row in shown[(runs["count"] == runs["size"]).to_numpy()[shown]][-1:]:
+        of = f" mean of {counted(runs['size'].iloc[row], 'run')}" if each == "point" else ""
+        best = [f", {first}{of} with {named(keys, [*points[keys].iloc[row]])}"]
     drawn = f"A line per {each} through its {', '.join(keys)}, in the colour of its {its}."
-    entitle(figure, "".join([f"{title}: {result} by setting", *best, words]), drawn)
+    entitle(figure, "".join([f"{data.title}: {result} by setting", *best, words]), drawn)
     return figure
-
-
-def is_lower_better(result: str, values: np.ndarray) -> bool:
-    """Whether the lowest of these numbers of a result is known to be the best, by its name."""
-    negated = NEGATED.search(result) and not (values > 0).any()
-    return bool(LOWER.search(result)) and not negated and not OF_LOSS.search(result)
-
-
-def name_scales(axes: Axes, names: Sequence[str], inches: float) -> None:
-    """The names of scales, turned if they would run into each other.
-
-    Args:
-        inches: how wide the axes are.
-    """
-    axes.set_xticks(range(len(names)), names)
-    apart = inches / len(names)
-    if any(CHARACTER * (len(one) + len(other)) / 2 > apart for one, other in pairwise(names)):
-        axes.tick_params(axis="x", rotation=20)
-        for text in axes.get_xticklabels():
-            text.set(ha="right", rotation_mode="anchor")
 
 
 def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
@@ -863,7 +841,9 @@ def panel_grid(panels: int, sharex: bool, below: float = 0) -> tuple[Figure, Any
 
 
 def finish(figure: Figure, grid: Any, panels: int, legend: bool = True) -> None:
-    """Hide what no panel is drawn on, and give all panels one legend."""
+    """Hide what no panel is drawn on, and give all panels one legend: beside them, or below them
+    if it would be higher than they are.
+    """
     for empty in grid.flat[panels:]:
         empty.set_visible(False)
     for column in grid.T:
@@ -876,9 +856,12 @@ def finish(figure: Figure, grid: Any, panels: int, legend: bool = True) -> None:
     }
     if legend and labelled and set(labelled) != {ALL_RUNS}:
         names = [*map(legend_words, labelled)]
-        room = (figure.get_figheight() - ABOVE_LEGEND) / LEGEND_LINE / lines_of(labelled)
-        figure.legend(labelled.values(), names, loc="outside right center",
-                      fontsize=STYLE["font.size"] * min(1, room))  # fmt: skip
+        lines, high = lines_of(labelled), figure.get_figheight()
+        if ABOVE_LEGEND + LEGEND_LINE * lines <= high:
+            figure.legend(labelled.values(), names, loc="outside right center")
+        else:
+            figure.set_figheight(high + LINE * (1 + lines / 2))
+            figure.legend(labelled.values(), names, loc="outside lower center", ncols=2, fontsize=8)
 
 
 def legend_words(text: str) -> str:

@@ -17,7 +17,7 @@ from pandas.api.types import is_integer_dtype
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.figures import STYLE, colour_of, entitle, label
-from manynodes.reporting.result_figures import LINE, MOST_LINES, least_range, legend_words, lines_of
+from manynodes.reporting.result_figures import LINE, MOST_NAMED, least_range, legend_words, lines_of
 
 PANEL_COLUMNS = 2
 MOST_BARS = 16  # sizes whose accuracies are drawn
@@ -26,11 +26,10 @@ LEAST_MAPPED = 4  # sizes of a map
 FEW = 6  # lines of a legend that may stand between the points
 SETTING_CHARACTERS = 90  # of the name of a setting
 TITLE_CHARACTERS = 60  # of a line of the title of a panel
-ANY = "#444"  # colour of what is of all settings
 MOST_ASIDE, ROOM = 0.1, 0.6  # of the room of a size, for a setting and for all of them
 
 Rows = list[dict[str, Any]]
-Point = tuple[int, int, float, str]  # number of the setting, place, height, name
+Point = tuple[int, float, str]  # place, height, name
 
 
 @mpl.rc_context(STYLE)
@@ -109,10 +108,10 @@ def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Fi
         axes.plot(at, reached, "o", color=colour, label=labels.get(name))
         keys = ["nodes", "nproc_per_node", *["cpus_per_proc"] * by_cpus]
         names = ["x".join(str(row[key]) for key in keys) for row in known]
-        points += zip([number] * len(known), at, reached, names, strict=True)
+        points += zip(at, reached, names, strict=True)
         ideal = [units(row) / units(rows[0]) for row in rows]
         axes.plot([*map(units, rows)], ideal, "--", color="grey", linewidth=1)
-    label_points(axes, points, len(settings))
+    label_points(axes, points)
     axes.plot([], [], "--", color="grey", label="ideal")
     by = "CPUs" if by_cpus else "processes"
     axes.set_xlabel(by)
@@ -134,13 +133,13 @@ def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
         units = [scaling.units(row) for row in ordered]
         reached = [row["strong_speed_up"] for row in ordered]
         axes.plot(units, reached, "o", color=colour, label=labels.get(name))
-        points += zip([number] * len(ordered), units, reached, map(size, ordered), strict=True)
+        points += zip(units, reached, map(size, ordered), strict=True)
         for row, at in zip(ordered, units, strict=True):
             if pd.notna(row["model_images_per_second"]):
                 modelled = row["model_images_per_second"] / base["images_per_second"]
                 axes.plot([at], [modelled], "x", color=colour, markersize=9)
         axes.plot(units, [at / units[0] for at in units], "--", color="grey", linewidth=1)
-    label_points(axes, points, len(studies))
+    label_points(axes, points)
     axes.plot([], [], "--", color="grey", label="ideal")
     if any(pd.notna(row["model_images_per_second"]) for row in chain(*studies.values())):
         axes.plot([], [], "x", color="grey", markersize=9, label="model")
@@ -153,7 +152,7 @@ def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
 def labels_of(settings: Iterable[str]) -> dict[str, str]:
     """What a legend says of each setting; empty if they are too many for one."""
     words = {name: legend_words(label(name, SETTING_CHARACTERS)) for name in settings}
-    return words if lines_of(words.values()) <= MOST_LINES else {}
+    return words if len(words) <= MOST_NAMED else {}
 
 
 def unnamed(labels: Mapping[str, str]) -> str:
@@ -184,18 +183,16 @@ def name_panel(axes: Axes, words: str) -> None:
     axes.set_title(textwrap.fill(words, TITLE_CHARACTERS), loc="left", fontsize=11)
 
 
-def label_points(axes: Axes, points: Sequence[Point], settings: int) -> None:
-    """The names of the points, of those of a setting above each other at the highest of them; of
-    many settings, once at the highest of all.
-    """
+def label_points(axes: Axes, points: Sequence[Point]) -> None:
+    """The names of the points of all settings, at the highest of those above each other."""
     found = defaultdict(list)
-    for number, place, height, name in points:
-        found[colour_of(number, settings) if settings <= FEW else ANY, place].append((height, name))
-    for (colour, place), here in found.items():
+    for place, height, name in points:
+        found[place].append((height, name))
+    for place, here in found.items():
         axes.annotate(
             ", ".join(dict.fromkeys(name for _, name in here)),
             (place, max(height for height, _ in here)), (5, 2),
-            textcoords="offset points", fontsize=7, color=colour,
+            textcoords="offset points", fontsize=7, color="#444",
         )  # fmt: skip
 
 
