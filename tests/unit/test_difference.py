@@ -119,7 +119,8 @@ def test_accuracies_in_per_cent_are_no_shares() -> None:
         later = {key: {"accuracy": each["accuracy"] + more} for key, each in found.items()}
         sides = experiment(program("a"), found), experiment(program("b"), later)
         lines += map(comparison.line, difference.compare(*sides))
-    assert comparison.number(69_999 / 70_000, share=True) == "99.999%"
+    shown = {69_999 / 70_000: "99.999%", 1 - 1e-8: "99.999999%", 1 - 1e-12: "100.00%"}
+    assert [comparison.number(value, share=True) for value in shown] == [*shown.values()]
     assert [text.rpartition(" (too few")[0] for text in lines] == [
         "lr 0.1: accuracy 90.50% (n = 1) -> 91.20% (n = 1): +0.70 points",
         "lr 0.1: accuracy 90.5 (n = 1) -> 91.2 (n = 1): +0.7",

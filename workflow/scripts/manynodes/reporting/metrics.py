@@ -16,6 +16,7 @@ from manynodes.reporting.counting import Counted, Tell, of_the_last_start, to_no
 
 MOST_COLUMNS = 1000
 LARGEST = 10**300
+ROUNDING = 1e-9  # of a mean of shares
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
 OTHERS = "; the key metrics leaves out other columns"
@@ -178,10 +179,10 @@ def is_share(name: str, values: Iterable[float]) -> bool:
 
 def share_form(values: Iterable[float], decimals: int = 2) -> str:
     """How shares are written together: in percent, with so many decimals that only all of them is
-    100 %, but at most four.
+    100 %; what is less by no more than the rounding of a mean is all.
     """
-    largest = max((value for value in values if value < 1), default=0)
-    return f"{{:.{next((n for n in range(decimals, 5) if round(largest, n + 2) < 1), 4)}%}}"
+    largest = max((value for value in values if value < 1 - ROUNDING), default=0)
+    return f"{{:.{next(n for n in range(decimals, 9) if round(largest, n + 2) < 1)}%}}"
 
 
 def percent(share: float) -> str:
