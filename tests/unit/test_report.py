@@ -736,10 +736,13 @@ def test_numbers_far_apart_are_drawn_logarithmically() -> None:
 
 
 def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, monkeypatch) -> None:
-    """As `os.listdir` has them: nothing can write or draw these characters."""
+    """As `os.listdir` has them: nothing can write or draw these characters, nor control characters.
+    Other unusual ones are letters.
+    """
+    letters = "\u0645\u06cc\u200c\u062e\u3000\u72ac\xa0"
     name = os.fsdecode("caf\xe9".encode("latin-1"))
     result = {f"accuracy({name})": 0.5, "confusion_matrix": [[2, 1], [0, 3]],
-              "class_names": [name, "b\n\x01"]}  # fmt: skip
+              "class_names": [name, f"b\n\x01{letters}"]}  # fmt: skip
     folder = finished(tmp_path / "mine", {}, [result])
     given = ["--config", f"@{folder}/experiment.json", "--results", folder, "--output", folder]
     monkeypatch.setattr(sys, "argv", ["aggregate", *map(str, given)])
@@ -748,6 +751,9 @@ def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, mon
     for file in ("summary.csv", "confusion.csv", "report.html", "figures/confusion.svg"):
         assert shown in (folder / file).read_text()
     ElementTree.parse(folder / "figures/confusion.svg")
+    for file in ("report.html", "figures/confusion.svg"):
+        assert f"b\\n\\x01{letters}" in (folder / file).read_text()
+    assert "\x01" not in (folder / "report.html").read_text()
     experiment = read_record(folder)
     events = RunEvents(folder / "run/events", {})
     events.update(*points_of(experiment, folder / "run", names_in((experiment, folder))))

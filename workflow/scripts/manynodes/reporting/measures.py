@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, printable, reason
+from manynodes.base.errors import Refusal, drawable, reason
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
 from manynodes.checkpointing.incidents import EMPTY
 from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
@@ -67,7 +67,7 @@ def parse_result(content: bytes, path: Path) -> Result:
         read = json.loads(content, parse_constant=lambda _: None)
         parsed = parse_form(json.dumps(read).encode(), "result")
         # A name of a file in another encoding has surrogates, which nothing can write or draw.
-        found = {printable(key): value for key, value in parsed.items()}
+        found = {drawable(key): value for key, value in parsed.items()}
         matrix, names = (found.pop(key, None) for key in MATRIX)
         texts = {key: value for key, value in found.items() if isinstance(value, str | bool)}
         numbers = {key: checked(value) for key, value in found.items() if key not in texts}
@@ -87,7 +87,7 @@ def checked_matrix(matrix: Any, names: list[str] | None) -> Confusion | None:
     """
     if matrix is None:
         return None
-    names = [*map(printable, names or map(str, range(len(matrix))))]
+    names = names or [*map(str, range(len(matrix)))]
     if len(names) != len(matrix) or any(len(row) != len(matrix) for row in matrix):
         raise ValueError("confusion_matrix: not square, or class_names has another length")
     return names, matrix

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, printable, reason, shown
+from manynodes.base.errors import Refusal, drawable, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes, refuse_separator
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.counting import Counted, Tell, of_the_last_start, to_nobody
@@ -133,7 +133,7 @@ def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         # Names in a JSON file may have surrogates, which cannot be written.
-        writer.writerow({key: printable(key) for key in rows[0]})
+        writer.writerow({key: drawable(key) for key in rows[0]})
         writer.writerows({key: number_text(row[key]) for key in row} for row in rows)
     atomic.write_text(path, text.getvalue())
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from manynodes.base.errors import Refusal, printable
+from manynodes.base.errors import Refusal, drawable
 from manynodes.base.reading import read_json
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
@@ -109,7 +109,7 @@ def evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("n", "views", "accuracy", "loss", "top5_accuracy", "roc_auc")
     found = {key: evaluation[key] for key in keys if key in evaluation}
     named = zip(evaluation["class_names"], evaluation.get("average_precision", ()), strict=False)
-    found |= {f"average_precision ({printable(name)})": value for name, value in named}
+    found |= {f"average_precision ({drawable(name)})": value for name, value in named}
     found |= over_classes(np.asarray(evaluation["confusion_matrix"], float))
     return found | {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
 
@@ -293,6 +293,7 @@ def accuracy(matrix: list[list[int]]) -> float:
 
 def confusion(run: str, names: list[str], matrix: list[list[int]]) -> pd.DataFrame:
     """A run's confusion matrix, one row per pair of classes."""
+    names = [*map(drawable, names)]
     return pd.DataFrame(
         {
             "run": run,
