@@ -313,7 +313,7 @@ def test_a_finished_run_with_a_file_that_cannot_be_read_says_so_beside_the_other
     )
     found = look(tmp_path)
     assert found[FIRST].state == "done"
-    assert found[FIRST].numbers.endswith("predictions.csv: is not a regular file")
+    assert found[FIRST].reason.endswith("predictions.csv: is not a regular file")
     assert found[SECOND].state == "waiting"
 
 

@@ -18,10 +18,10 @@ from scipy import stats
 from sklearn import metrics
 
 import aggregate
-from manynodes.experiment.config import COLUMNS, Experiment
+from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.events import RunEvents, points_of
-from manynodes.reporting.measures import named, names_in
+from manynodes.reporting.measures import columns_of
 from manynodes.reporting.metrics import read_metrics, telling_first, write_metrics
 from manynodes.reporting.numbers import (
     Numbers,
@@ -348,7 +348,7 @@ def test_a_checkout_with_changes_and_the_precision_are_named() -> None:
 def test_a_program_s_own_numbers_of_such_names_are_no_provenance() -> None:
     table = summary("plain", [0.9, 0.9]).assign(weights_sha256=[1, 2], init_sha256="of somewhere")
     assert [name for name in page.provenance(table) if "SHA" in name] == []
-    columns = named({"result": ["code_sha256"]}, {*COLUMNS})
+    columns = columns_of([], [[("result", "code_sha256")]])
     assert columns == {("result", "code_sha256"): "code_sha256 (result)"}
 
 
@@ -756,7 +756,7 @@ def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, mon
     assert "\x01" not in (folder / "report.html").read_text()
     experiment = read_record(folder)
     events = RunEvents(folder / "run/events", {})
-    events.update(*points_of(experiment, folder / "run", names_in((experiment, folder))))
+    events.update(*points_of(experiment, folder)["run"])
     events.close()
     assert [tag for _, tag, _ in events.written] == [rf"result/accuracy({shown})"]
     write_metrics(tmp_path / "metrics.csv", [{"epoch": 1, name: 0.5}])

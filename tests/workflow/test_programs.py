@@ -608,7 +608,7 @@ def test_a_missing_module_is_told_whichever_rank_is_the_fastest(place: Checkout)
     # Its numbers may be in a file of another name.
     (folder / "train.py").write_text("open('some.bin', 'w').close()\n")
     done = place.run("--configfile", "slow/slow.yaml", "--config", "experiment=elsewhere")
-    assert "elsewhere/run: finished without numbers; the keys metrics and result" in done
+    assert "elsewhere/run: finished; without numbers; the keys metrics and result" in done
 
 
 @pytest.mark.faults
