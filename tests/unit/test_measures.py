@@ -1,6 +1,7 @@
 """What a user's program may leave: tables and numbers in many shapes; files and links."""
 
 import importlib
+import io
 import json
 import math
 import os
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
+import watch
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents, replaced
 from manynodes.checkpointing.owner import acquire
@@ -205,6 +208,23 @@ def test_what_runs_have_written_is_read_once(tmp_path: Path, monkeypatch) -> Non
         files.clear()
         look()
         assert len(files) == len({*files}) == 4
+
+
+def test_what_there_is_to_say_of_numbers_is_a_reason(tmp_path: Path) -> None:
+    """Which `watch` shows whole, with its remedy."""
+    config = {"parameters": {"lr": [1, 2, 3]}}
+    folder = finished(tmp_path / "mine", config, [{}, {"a": 1}, {"a": 2}])
+    (folder / "lr~2/result.json").unlink()
+    found = read_all(read_record(folder), folder)
+    assert [each.numbers for each in found] == ["", "", "a 2"]
+    assert found[0].reason.endswith("where they are, if it has any; then add --config replace=true")
+    assert found[1].reason.startswith(f"{folder}/lr~2/result.json")
+    assert found[2].reason == ""
+    shown = io.StringIO()
+    console = Console(file=shown, width=80, height=24)
+    console.print(watch.view("mine", found, console))
+    for each in found[:2]:
+        assert each.reason.replace(" ", "") in "".join(shown.getvalue().split())
 
 
 def test_an_infinite_last_row_is_that_of_a_training_that_diverged(tmp_path: Path) -> None:
