@@ -218,10 +218,12 @@ def test_numbers_of_another_origin_are_compared_if_there_are_no_others_and_that_
 def test_a_number_is_not_an_axis_of_the_other_experiment(tmp_path: Path) -> None:
     one = finished(tmp_path / "a", {"parameters": {"lr": [1, 2]}}, [{"lr": 3}] * 2)
     other = finished(tmp_path / "b", {"parameters": {"lr": 1}}, [{"lr": 4}])
-    before, after = difference.read(one, other)
-    assert before.numbers["lr~1"] == {"lr (result)": 3, "seconds": 1}
-    assert after.numbers["run"] == {"lr (result)": 4, "seconds": 1}
-    assert difference.doubts(before, after) == ["lr of b is from its result"]
+    for folders in ((one, other), (other, one)):
+        found = difference.read(*folders)
+        numbers = {each.experiment.name: next(iter(each.numbers.values())) for each in found}
+        assert numbers == {"a": {"lr (result)": 3, "seconds": 1},
+                           "b": {"lr (result)": 4, "seconds": 1}}  # fmt: skip
+        assert difference.doubts(*found) == ["lr of b is from its result"]
 
 
 def test_what_auto_came_to_is_named_if_it_differs(tmp_path: Path, monkeypatch) -> None:
