@@ -67,7 +67,7 @@ from manynodes.programs.folders import Folders, prepare
 from manynodes.programs.user_numbers import read_user_metrics, read_user_result
 from manynodes.reporting import predictions, sums
 from manynodes.reporting.events import points_of
-from manynodes.reporting.measures import names_in, parse_result, read_measured, read_result
+from manynodes.reporting.measures import parse_result, read_measured, read_result
 from manynodes.reporting.metrics import read_metrics
 from manynodes.reporting.progress import read_all, read_record
 from manynodes.reporting.results import read_about, read_evaluation, why_missing
@@ -599,7 +599,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "events": (
         tampered_bytes,
         f"{RUN}/metrics.csv",
-        lambda results: points_of(EXPERIMENT, results / RUN, names_in((EXPERIMENT, results))),
+        lambda results: points_of(EXPERIMENT, results),
     ),
 }
 

@@ -119,7 +119,8 @@ def test_accuracies_in_per_cent_are_no_shares() -> None:
         later = {key: {"accuracy": each["accuracy"] + more} for key, each in found.items()}
         sides = experiment(program("a"), found), experiment(program("b"), later)
         lines += map(comparison.line, difference.compare(*sides))
-    assert comparison.number(69_999 / 70_000, share=True) == "99.999%"
+    shown = {69_999 / 70_000: "99.999%", 1 - 1e-8: "99.999999%", 1 - 1e-12: "100.00%"}
+    assert [comparison.number(value, share=True) for value in shown] == [*shown.values()]
     assert [text.rpartition(" (too few")[0] for text in lines] == [
         "lr 0.1: accuracy 90.50% (n = 1) -> 91.20% (n = 1): +0.70 points",
         "lr 0.1: accuracy 90.5 (n = 1) -> 91.2 (n = 1): +0.7",
@@ -168,6 +169,63 @@ def test_numbers_that_only_one_of_the_two_has_are_named() -> None:
     ]
 
 
+# What the runs of an experiment have written.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "rows": {"numbers": [{}] * 2, "metrics": ["epoch,accuracy\n1,0.5\n2,0.9\n"]},
+    "own": {"numbers": [{"accuracy": 0.8}] * 2},
+    "tested": {"numbers": [{}] * 2, "evaluations": [{"accuracy": 0.7}]},
+    "both": {"numbers": [{"accuracy": 0.9}] * 2, "evaluations": [{"accuracy": 0.6}]},
+}
+OF_ROWS, OF_TESTS = (
+    "accuracy of rows is from its last row",
+    "accuracy of tested is from its evaluation",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "compared"),
+    [
+        ("rows", "own", [OF_ROWS], {"accuracy": (0.9, 0.8)}),
+        ("own", "rows", [OF_ROWS], {"accuracy": (0.8, 0.9)}),
+        ("rows", "tested", [OF_ROWS], {"accuracy": (0.9, 0.7)}),
+        ("tested", "own", [OF_TESTS], {"accuracy": (0.7, 0.8)}),
+        ("both", "tested", [OF_TESTS], {"accuracy (evaluated)": (0.6, 0.7)}),
+        (
+            "both",
+            "own",
+            ["2 of 2 runs of own have no accuracy (evaluated)"],
+            {"accuracy": (0.9, 0.8)},
+        ),
+    ],
+)
+def test_numbers_of_another_origin_are_compared_if_there_are_no_others_and_that_is_told(
+    tmp_path: Path, before: str, after: str, told: list[str], compared: dict[str, tuple]
+) -> None:
+    """As of a program that writes a result now, or that a program of its own evaluates."""
+    folders = []
+    for name in (before, after):
+        keys = {"seed": [0, 1]} | ({"evaluate": "e.py"} if "evaluations" in WRITTEN[name] else {})
+        folders.append(finished(tmp_path / name, keys, **WRITTEN[name]))
+    one, other = difference.read(*folders)
+    assert difference.doubts(one, other) == told
+    found = {each.name: each for each in difference.compare(one, other)}
+    assert {name: (each.before[0], each.after[0]) for name, each in found.items()} == compared | {
+        "seconds": (1, 1)
+    }
+    assert all(each.paired for each in found.values())
+
+
+def test_a_number_is_not_an_axis_of_the_other_experiment(tmp_path: Path) -> None:
+    one = finished(tmp_path / "a", {"parameters": {"lr": [1, 2]}}, [{"lr": 3}] * 2)
+    other = finished(tmp_path / "b", {"parameters": {"lr": 1}}, [{"lr": 4}])
+    for folders in ((one, other), (other, one)):
+        found = difference.read(*folders)
+        numbers = {each.experiment.name: next(iter(each.numbers.values())) for each in found}
+        assert numbers == {"a": {"lr (result)": 3, "seconds": 1},
+                           "b": {"lr (result)": 4, "seconds": 1}}  # fmt: skip
+        assert difference.doubts(*found) == ["lr of b is from its result"]
+
+
 def test_what_auto_came_to_is_named_if_it_differs(tmp_path: Path, monkeypatch) -> None:
     def read(name: str, precision: str, computed_in: str) -> Results:
         config = {"experiment": name, "dataset": {"name": "digits"}, "precision": precision}
@@ -178,7 +236,7 @@ def test_what_auto_came_to_is_named_if_it_differs(tmp_path: Path, monkeypatch) -
         evaluation = {"accuracy": 0.5, "loss": 1, "views": "plain", "plain": {"accuracy": 0.5}}
         found = SimpleNamespace(about=about, evaluation=evaluation)
         monkeypatch.setattr(difference, "read_finished", lambda *_: found)
-        return difference.read(tmp_path / name)
+        return difference.read(tmp_path / name)[0]
 
     one = read("a", "auto", "bf16")
     assert difference.doubts(one, read("b", "auto", "bf16")) == []
@@ -217,14 +275,14 @@ def test_packages_that_only_one_experiment_has_noted_are_no_difference(tmp_path:
     one, other = (finished(tmp_path / name, {}, [{"rate": 1.0}]) for name in "ab")
     record = {"python": "3", "distributions": {"numpy": "2.3"}}
     (other / "run/environment.json").write_text(json.dumps(record))
-    assert difference.doubts(difference.read(one), difference.read(other)) == []
+    assert difference.doubts(*difference.read(one, other)) == []
 
 
 @pytest.mark.parametrize("key", ["data_sha256", "files_sha256"])
 def test_other_data_of_the_same_name_are_told(tmp_path: Path, key: str) -> None:
     config = {"files": [str(tmp_path / "d.tar")]}
     before, after = (
-        difference.read(finished(tmp_path / name, config, [{"rate": 1.0}], [{key: sum_of}]))
+        difference.read(finished(tmp_path / name, config, [{"rate": 1.0}], [{key: sum_of}]))[0]
         for name, sum_of in (("a", "1" * 64), ("b", "2" * 64))
     )
     assert difference.settings(before.experiment, after.experiment) == []

@@ -15,7 +15,6 @@ from manynodes.experiment.config import Experiment
 from manynodes.programs.folders import Folders, note_start, prepare
 from manynodes.reporting import events
 from manynodes.reporting.events import Point, RunEvents, points_of
-from manynodes.reporting.measures import names_in
 from programs import ROOT, program
 
 CONFIG = {"experiment": "mine", "program": "t.py", "parameters": {"lr": [0.1, 0.2]}}
@@ -36,7 +35,7 @@ def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
     metrics = run / "work/metrics.csv"
 
     def look(events: RunEvents) -> list[tuple[int, float]]:
-        events.update(*points_of(experiment, run, names_in((experiment, tmp_path))))
+        events.update(*points_of(experiment, tmp_path)[run.name])
         return scalars(run / "events", "loss")
 
     events = RunEvents(run / "events", {"lr": 0.1})
@@ -80,7 +79,7 @@ def points_of_table(results: Path, table: str) -> list[Point]:
     (run / "work").mkdir(parents=True)
     (run / "work/metrics.csv").write_text(table)
     experiment = Experiment.from_config(CONFIG)
-    return points_of(experiment, run, names_in((experiment, results)))[0]
+    return points_of(experiment, results)[run.name][0]
 
 
 def test_fractions_of_an_epoch_are_points_of_their_own(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_the_accuracy_on_the_test_images_is_of_the_published_epoch(tmp_path, mon
     (tmp_path / name / "metrics.csv").write_text("epoch,val_loss\n1,4\n2,3\n3,5\n")
     found = SimpleNamespace(about={"metrics": {"epoch": 2}}, evaluation={"accuracy": 1, "loss": 0})
     monkeypatch.setattr(events, "read_finished", lambda *_: found)
-    points, _ = points_of(experiment, tmp_path / name, names_in((experiment, tmp_path)))
+    points, _ = points_of(experiment, tmp_path)[name]
     assert points[-2:] == [(2, "accuracy/test", 1), (2, "loss/test", 0)]
 
 

@@ -313,7 +313,7 @@ def test_a_finished_run_with_a_file_that_cannot_be_read_says_so_beside_the_other
     )
     found = look(tmp_path)
     assert found[FIRST].state == "done"
-    assert found[FIRST].numbers.endswith("predictions.csv: is not a regular file")
+    assert found[FIRST].reason.endswith("predictions.csv: is not a regular file")
     assert found[SECOND].state == "waiting"
 
 
@@ -437,7 +437,33 @@ def test_what_needs_a_look_is_on_the_screen_however_long_the_rows_are(
     if width >= 80 and name.startswith("learning"):
         assert any(failed in line and "failed" in line for line in lines)
         assert sum(line.startswith("  learning") for line in lines) >= min(runs + 1, height - 9)
+        assert width == 80 or "train_loss 1.234" in shown
     assert "train_loss…" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "height"),
+    [("lr~0.1_weight_decay~0.0005_seed~{}", 1, 24), ("learning_rate~0.1_seed~{}", 3, 24),
+     ("learning_rate~0.1_weight_decay~0.0005_seed~{}", 3, 50)],
+)  # fmt: skip
+def test_all_that_is_known_of_runs_is_shown_if_there_is_room_below(
+    name: str, runs: int, height: int
+) -> None:
+    """In several lines each, on a narrow terminal."""
+    numbers = "train_loss 1.234, val_loss 1.432, val_accuracy 0.5123"
+    at = Progress("", "running", where="node-017", epoch=3, epochs=90, numbers=numbers,
+                  left=5000.0, saved=120.0, step=100, steps=390)  # fmt: skip
+    found = [replace(at, run=name.format(number)) for number in range(runs)]
+    console = Console(file=io.StringIO(), width=80, height=height)
+    console.print(watch.view("x", found, console))
+    shown = console.file.getvalue()
+    assert len(shown.splitlines()) < height
+    for known in ("node-017", "train_los", "0.5123", "83 min", "2 min ago"):
+        assert shown.count(known) == runs
+    # Otherwise each is a line, with a number.
+    console = Console(file=io.StringIO(), width=80, height=24)
+    console.print(watch.view("x", [replace(at, run=f"seed~{each}") for each in range(60)], console))
+    assert console.file.getvalue().count("train_loss 1.234") == 17
 
 
 def test_the_loss_is_shown_beside_known_numbers() -> None:

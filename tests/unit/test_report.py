@@ -18,10 +18,10 @@ from scipy import stats
 from sklearn import metrics
 
 import aggregate
-from manynodes.experiment.config import COLUMNS, Experiment
+from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.events import RunEvents, points_of
-from manynodes.reporting.measures import named, names_in
+from manynodes.reporting.measures import columns_of
 from manynodes.reporting.metrics import read_metrics, telling_first, write_metrics
 from manynodes.reporting.numbers import (
     Numbers,
@@ -352,7 +352,7 @@ def test_a_checkout_with_changes_and_the_precision_are_named() -> None:
 def test_a_program_s_own_numbers_of_such_names_are_no_provenance() -> None:
     table = summary("plain", [0.9, 0.9]).assign(weights_sha256=[1, 2], init_sha256="of somewhere")
     assert [name for name in page.provenance(table) if "SHA" in name] == []
-    columns = named({"result": ["code_sha256"]}, {*COLUMNS})
+    columns = columns_of([], [[("result", "code_sha256")]])
     assert columns == {("result", "code_sha256"): "code_sha256 (result)"}
 
 
@@ -761,10 +761,13 @@ def test_numbers_far_apart_are_drawn_logarithmically() -> None:
 
 
 def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, monkeypatch) -> None:
-    """As `os.listdir` has them: nothing can write or draw these characters."""
+    """As `os.listdir` has them: nothing can write or draw these characters, nor control characters.
+    Other unusual ones are letters.
+    """
+    letters = "\u0645\u06cc\u200c\u062e\u3000\u72ac\xa0"
     name = os.fsdecode("caf\xe9".encode("latin-1"))
     result = {f"accuracy({name})": 0.5, "confusion_matrix": [[2, 1], [0, 3]],
-              "class_names": [name, "b\n\x01"]}  # fmt: skip
+              "class_names": [name, f"b\n\x01{letters}"]}  # fmt: skip
     folder = finished(tmp_path / "mine", {}, [result])
     given = ["--config", f"@{folder}/experiment.json", "--results", folder, "--output", folder]
     monkeypatch.setattr(sys, "argv", ["aggregate", *map(str, given)])
@@ -773,9 +776,12 @@ def test_names_of_files_in_another_encoding_are_shown_with_escapes(tmp_path, mon
     for file in ("summary.csv", "confusion.csv", "report.html", "figures/confusion.svg"):
         assert shown in (folder / file).read_text()
     ElementTree.parse(folder / "figures/confusion.svg")
+    for file in ("report.html", "figures/confusion.svg"):
+        assert f"b\\n\\x01{letters}" in (folder / file).read_text()
+    assert "\x01" not in (folder / "report.html").read_text()
     experiment = read_record(folder)
     events = RunEvents(folder / "run/events", {})
-    events.update(*points_of(experiment, folder / "run", names_in((experiment, folder))))
+    events.update(*points_of(experiment, folder)["run"])
     events.close()
     assert [tag for _, tag, _ in events.written] == [rf"result/accuracy({shown})"]
     write_metrics(tmp_path / "metrics.csv", [{"epoch": 1, name: 0.5}])

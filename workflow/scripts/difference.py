@@ -39,10 +39,7 @@ def main() -> None:
         if all((folder / "run.json").exists() for folder in (args.before, args.after)):
             compare_images(args.before, args.after)
             return
-        before, after = (
-            difference.read(args.before, args.after),
-            difference.read(args.after, args.before),
-        )
+        before, after = difference.read(args.before, args.after)
         for warning in difference.doubts(before, after):
             print(f"warning: {warning}", file=sys.stderr)
         found = difference.compare(before, after)

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from manynodes.base.errors import told_in_one_line
 from manynodes.reporting.events import RunEvents, points_of
-from manynodes.reporting.measures import names_in
 from manynodes.reporting.progress import interval, looks, read_record
 
 
@@ -35,14 +34,11 @@ def main() -> None:
         experiment = read_record(args.results)
         runs: dict[str, RunEvents] = {}
         for _ in looks(experiment, args.results, None if args.once else args.every):
-            names = names_in((experiment, args.results))
-            for name in experiment.runs:
-                folder = args.results / name
-                points, times = points_of(experiment, folder, names)
+            for name, (points, times) in points_of(experiment, args.results).items():
                 if points and name not in runs:
                     settings = experiment.axis_values(name)
                     del settings["run"]
-                    runs[name] = RunEvents(folder / "events", settings)
+                    runs[name] = RunEvents(args.results / name / "events", settings)
                 if name in runs:
                     runs[name].update(points, times)
         for run in runs.values():

@@ -91,7 +91,7 @@ def in_one_line(each: Progress) -> str:
 
 def view(name: str, found: list[Progress], console: Console) -> Group:
     """The runs for a terminal: a table, and below it the reasons of those that have one. If there
-    is no room for all, those that need a look come first.
+    is no room for all that is known, each run is one line, and those that need a look come first.
     """
     urgent = sorted(found, key=lambda each: [*COLOURS].index(each.state))
     reasons = [
@@ -104,13 +104,18 @@ def view(name: str, found: list[Progress], console: Console) -> Group:
     if len(told) < len(reasons):
         told.append(Text(f"and {len(reasons) - len(told)} more reasons, which --once shows"))
 
+    title = f"{escape(name)}: {summary(found)}"
+    # The last line is the cursor's. `Live` cuts off what is too high, at its end.
+    for edge in (True, False) if len(found) < console.height else ():
+        whole = Group(table(title, found, edge=edge), *told)
+        if lines(whole, console) < console.height:
+            return whole
+
     def first(rows: int) -> Group:
         listed = found if rows == len(found) else urgent[:rows]
         more = [Text(f"and {summary(urgent[rows:])}")] if 0 < rows < len(found) else []
-        title = f"{escape(name)}: {summary(found)}"
         return Group(table(title, listed, console.width) if listed else title, *more, *told)
 
-    # The last line is the cursor's. `Live` cuts off what is too high, at its end.
     fits = bisect_right(
         range(min(len(found), console.height) + 1),
         console.height - 1,
@@ -130,12 +135,13 @@ def summary(found: list[Progress]) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number)
 
 
-def table(title: str, found: list[Progress], width: int) -> Table:
-    """The runs with what is known of them; columns without anything are left out. Each run is one
-    line, if its name leaves room for that.
+def table(title: str, found: list[Progress], width: int | None = None, edge: bool = True) -> Table:
+    """The runs with what is known of them; columns without anything are left out.
 
     Args:
-        width: of the terminal, in characters.
+        width: of the terminal, in characters, if each run is to be one line, with as many columns
+            as its name leaves room for.
+        edge: an empty line above and below.
     """
     columns = {
         "run": [Text(each.run) for each in found],
@@ -154,18 +160,22 @@ def table(title: str, found: list[Progress], width: int) -> Table:
         for column, cells in columns.items()
         if any(cells)
     }
-    room = width - 1 - sum(wide[column] + BETWEEN for column in wide if column not in OPTIONAL)
-    for column in [each for each in OPTIONAL if each in wide]:
-        least = min(wide[column], LEAST) if column == NUMBERS else wide[column]
-        if least + BETWEEN > room:
-            del wide[column]
+    room = 0
+    if width is not None:
+        room = width - 1 - sum(wide[each] + BETWEEN for each in wide if each not in OPTIONAL)
+        for column in [each for each in OPTIONAL if each in wide]:
+            least = min(wide[column], LEAST) if column == NUMBERS else wide[column]
+            if least + BETWEEN > room:
+                del wide[column]
+            else:
+                room -= least + BETWEEN
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=edge)
+    for column in wide:
+        if width is None or column == "run":
+            shown.add_column(column, overflow="fold")
         else:
-            room -= least + BETWEEN
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE)
-    shown.add_column("run", overflow="fold")
-    for column in [*wide][1:]:
-        most = min(wide[column], LEAST) + room if column == NUMBERS else None
-        shown.add_column(column, no_wrap=True, overflow="ellipsis", max_width=most)
+            most = min(wide[column], LEAST) + room if column == NUMBERS else None
+            shown.add_column(column, no_wrap=True, overflow="ellipsis", max_width=most)
     for row in zip(*(columns[column] for column in wide), strict=True):
         shown.add_row(*row)
     return shown

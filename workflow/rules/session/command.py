@@ -206,7 +206,7 @@ class Session:
         for name in kept:
             if ("evaluate", name) in wanted - planned or not self.experiment.has_evaluation:
                 with suppress(FileNotFoundError):
-                    measures.read_any(self.experiment, self.results / name)
+                    measures.told(self.experiment, self.results / name)
                     self.finished.refuse_other_evaluation(name)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             self.finished.refuse_other_report()
@@ -379,29 +379,26 @@ class Session:
         last = "evaluate" if self.jobs("evaluate") else "train"
         measured = last == "evaluate" or not self.experiment.has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
-        meant = measures.names_in((self.experiment, self.results))
-        lines: dict[str, str] = {}
+        told: dict[str, measures.Told] = {}
         missing = []
         for name in names:
             try:
                 if measured and self.workflow.touch:
                     self.finished.refuse_other_evaluation(name)
                 if measured:
-                    folder = self.results / name
-                    lines[name] = measures.line_of(self.experiment, folder, meant)
+                    told[name] = measures.told(self.experiment, self.results / name)
                 else:
                     results.read_about_of(self.results / name, self.experiment.runs[name])
-                    lines[name] = "trained"
+                    told[name] = measures.Told(line="trained")
             except FileNotFoundError:
                 missing.append(self.why_missing(name))
             except Refusal as refusal:
                 also = "; or leave --touch out" * self.workflow.touch
                 missing.append(results.Missing(name, f"{refusal}{also}"))
-        for name, line in list(lines.items())[:MOST_SHOWN]:
-            tell(f"{self.experiment.name}/{name}: {line}")
+        self.tell_results(told)
         if self.workflow.touch:
             # They are kept; what had ended an attempt to replace them says nothing of them.
-            for name in lines:
+            for name in told:
                 failure.end(self.results / name)
         # What another command has set aside, whose job has yet to begin, is its own.
         self.finished.put_back(self.set_aside)
@@ -425,6 +422,18 @@ class Session:
         if not missing and (found := self.why_without_data("")):
             earlier = "; the results are the earlier ones" if names else ""
             tell(f"{found.reason}{earlier}; log: {found.log}")
+
+    def tell_results(self, told: dict[str, measures.Told]) -> None:
+        """Print the numbers of runs that have ended, under the names of the summary."""
+        numbers = [each.numbers for each in told.values()]
+        for name in self.experiment.runs.keys() - told.keys() if any(numbers) else ():
+            # What cannot be read of them is told where it matters.
+            with suppress(FileNotFoundError, Refusal):
+                numbers.append(measures.told(self.experiment, self.results / name).numbers)
+        columns = measures.columns_of(self.experiment.axes, numbers)
+        for name, each in list(told.items())[:MOST_SHOWN]:
+            said = [each.words(columns) or "finished", *filter(None, [each.remark])]
+            tell(f"{self.experiment.name}/{name}: {'; '.join(said)}")
 
     def is_unseen(self, job: Any) -> bool:
         """Whether Snakemake has not seen the end of a job, and will run it again: it was killed, or

@@ -255,7 +255,7 @@ class FinishedRuns:
             what, that = f"{gone[0]} and {len(gone) - 1:,} more of its files are", "them"
         keep = ""
         with suppress(FileNotFoundError, Refusal):
-            measures.read_any(self.experiment, self.results / name)
+            measures.told(self.experiment, self.results / name)
             if self.experiment.has_evaluation:
                 self.refuse_other_evaluation(name)
             keep = " keep it with --touch,"

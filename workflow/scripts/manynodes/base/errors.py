@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unicodedata import category
 
 from manynodes.base.showing import send_nowhere, show
 
@@ -72,6 +73,17 @@ def printable(text: str) -> str:
     which cannot be written, and for marks that change the direction of text.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def drawable(text: str) -> str:
+    """The text with escapes for what no XML may have, of which pages and figures are: control
+    characters, surrogates, and what is no character. It has the letters of all scripts, of which
+    `printable` escapes the joiners and the blanks.
+    """
+    return "".join(
+        c.encode("unicode_escape").decode() if category(c) in ("Cc", "Cs", "Cn") else c
+        for c in text
+    )
 
 
 def spreadsheet_text(text: str) -> str:

@@ -926,8 +926,8 @@ def refuse_too_many(axes: Mapping[str, list[Any]], rows: int) -> None:
 
 
 def refuse_equal(key: str, values: Sequence[Any]) -> None:
-    """Refuse 1 beside 1.0 or true, null beside the text none, and whole numbers beside fractions
-    that are one as floats: the tables would take their runs for repetitions of one setting.
+    """Refuse 1 beside 1.0 or true, and null beside the text none: the tables would take their runs
+    for repetitions of one setting.
 
     Raises:
         Refusal: naming the axis.
@@ -936,11 +936,6 @@ def refuse_equal(key: str, values: Sequence[Any]) -> None:
         raise Refusal(
             f"config: {key}: {shown(list(values))} has one value in two forms, such as 1 and 1.0, "
             "or null and none; write it in one"
-        )
-    if {*map(type, values)} == {int, float} and len({*map(float, values)}) < len(values):
-        raise Refusal(
-            f"config: {key}: {shown(list(values))} has whole numbers that are the same in a table, "
-            "which beside fractions has floats; write them in quotes"
         )
 
 

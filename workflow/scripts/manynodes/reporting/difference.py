@@ -21,7 +21,7 @@ from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.experiment.installed import other_packages, packages_of
 from manynodes.reporting import predictions, scaling
 from manynodes.reporting.intervals import LEVEL
-from manynodes.reporting.measures import Names, names_in, read_measured
+from manynodes.reporting.measures import ORIGINS, Of, columns_of, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished, same, shortened
@@ -32,6 +32,8 @@ from manynodes.reporting.tables import refuse_mixture, value_words
 NO_SETTING = ("experiment", "runs")
 ENVIRONMENT = "environment.json"  # of a run of a program, all of its packages
 ONE_VIEW = "accuracy, one view"
+# By the origin of a number.
+WHERE = {"result": "its result", "evaluated": "its evaluation", "newest": "its last row"}
 # By seed and position among the runs with that seed.
 Runs = dict[tuple[Any, int], dict[str, float]]
 
@@ -63,6 +65,8 @@ class Results:
         complete: whether these are all of their packages, and not those alone that run.json has.
         computed_in: what `precision: auto` came to.
         code: SHA-256 of the code that trained, by the classifier's network; by "" of a program.
+        elsewhere: the origin of numbers by their names in its own summary, which are compared with
+            those of another origin, or under another name.
     """
 
     experiment: Experiment
@@ -73,6 +77,7 @@ class Results:
     computed_in: frozenset[str] = frozenset()
     code: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,30 +104,76 @@ class Difference:
     of: str = "seed"
 
 
-def read(folder: Path, beside: Path | None = None) -> Results:
-    """The results of an experiment.
+def read(*folders: Path) -> list[Results]:
+    """The results of one experiment, or of two that are compared.
 
     Args:
-        folder: results/<experiment>.
-        beside: that of the one that it is compared with, whose names mean the same.
+        folders: results/<experiment> of each.
 
     Raises:
         Refusal: there is no experiment, no run has been finished, a file is damaged, or runs are
             of different code or data.
     """
-    experiment = read_record(folder)
-    others = [(read_record(beside), beside)] if beside else []
-    names = names_in((experiment, folder), *others)
-    numbers, abouts, views = {}, {}, set()
+    records = [read_record(folder) for folder in folders]
+    found = [of_runs(*each) for each in zip(records, folders, strict=True)]
+    written = [
+        dict.fromkeys(of for numbers, _ in runs.values() for of in numbers if of[0])
+        for runs in found
+    ]
+    meant = [
+        {of: compared_as(of, own, other) for of in own}
+        for own, other in zip(written, written[::-1], strict=True)
+    ]
+    axes = [axis for record in records for axis in record.axes]
+    columns = columns_of(axes, [each for same in meant for each in same.values()])
+    return [results_of(*each, columns) for each in zip(records, folders, found, meant, strict=True)]
+
+
+def compared_as(of: Of, own: Collection[Of], other: Collection[Of]) -> list[Of]:
+    """The origins as which a number is compared. The first ones of a name in two experiments are
+    compared with each other unless both have numbers of one origin; those of last rows, which stand
+    in for a result, are compared with results, too.
+
+    Args:
+        own, other: all numbers of its experiment, and of the other.
+    """
+    mine, its = ([each for each in ORIGINS if (each, of[1]) in found] for found in (own, other))
+    apart = ["newest"] in (mine, its) or not {*mine} & {*its}
+    if not its or not apart or of[0] != mine[0]:
+        return [of]
+    first = min(mine[0], its[0], key=ORIGINS.index), of[1]
+    return [first, *[of] * (of != first and of in other)]
+
+
+def results_of(
+    experiment: Experiment,
+    folder: Path,
+    runs: Mapping[str, tuple[Mapping[Of, float], dict[str, Any]]],
+    meant: Mapping[Of, Sequence[Of]],
+    columns: Mapping[Of, str],
+) -> Results:
+    """The results of an experiment under the names that they are compared by.
+
+    Args:
+        runs: of `of_runs`.
+        meant: as which each number is compared that has no fixed name.
+        columns: the names of these.
+    """
+    numbers = {
+        name: {
+            columns.get(as_of, of[1]): value
+            for of, value in found.items()
+            for as_of in meant.get(of, [of])
+            if math.isfinite(value)
+        }
+        for name, (found, _) in runs.items()
+    }
+    abouts = {name: about for name, (_, about) in runs.items()}
+    views = frozenset(about["views"] for about in abouts.values() if "views" in about)
     versions: dict[str, tuple[str, ...]] = {}
-    for name in experiment.runs:
-        found = of_run(experiment, folder / name, names)
-        if found is not None:
-            numbers[name], about = found
-            abouts[name] = about
-            views |= {about["views"]} if "views" in about else set()
-            for package, version in packages(folder / name, about).items():
-                versions[package] = tuple(sorted({*versions.get(package, ()), version}))
+    for name, about in abouts.items():
+        for package, version in packages(folder / name, about).items():
+            versions[package] = tuple(sorted({*versions.get(package, ()), version}))
     if not numbers:
         raise Refusal(f"{folder} has no finished run; run snakemake first")
     refuse_mixture(abouts)
@@ -141,8 +192,13 @@ def read(folder: Path, beside: Path | None = None) -> Results:
         for about in abouts.values()
     }
     complete = any((folder / name / ENVIRONMENT).exists() for name in numbers)
+    elsewhere = {
+        name: of[0]
+        for of, name in columns_of(experiment.axes, [meant]).items()
+        if meant[of] != [of] or columns[of] != name
+    }
     return Results(
-        experiment, numbers, data, frozenset(views), versions, computed_in, code, complete
+        experiment, numbers, data, views, versions, computed_in, code, complete, elsewhere
     )
 
 
@@ -154,33 +210,40 @@ def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
     return dict(about["versions"])
 
 
-def of_run(
-    experiment: Experiment, folder: Path, names: Names
-) -> tuple[dict[str, float], dict[str, Any]] | None:
-    """A run's numbers, and run.json with the views of its accuracy; None if it is not finished.
+def of_runs(
+    experiment: Experiment, folder: Path
+) -> dict[str, tuple[dict[Of, float], dict[str, Any]]]:
+    """The numbers of each finished run, and its run.json with the views of its accuracy. What has a
+    fixed name has no origin.
 
     Raises:
         Refusal: a file is damaged.
     """
-    try:
-        if experiment.built_in:
-            finished = read_finished(experiment, folder)
-            about, evaluation = finished.about, finished.evaluation
-            found = {
-                "accuracy": evaluation["accuracy"],
-                ONE_VIEW: evaluation["plain"]["accuracy"],
-                "loss": evaluation["loss"],
-                "seconds": about["seconds"],
-            }
-            if evaluation["views"] == "plain":
-                del found[ONE_VIEW]
-            return found, about | {"views": evaluation["views"]}
-        measured = read_measured(experiment, folder)
-        numbers = measured.columns(names) | {"seconds": measured.about["seconds"]}
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        return finite, measured.about
-    except FileNotFoundError:
-        return None
+    found = {}
+    for name in experiment.runs:
+        with suppress(FileNotFoundError):
+            read = of_classifier if experiment.built_in else of_program
+            found[name] = read(experiment, folder / name)
+    return found
+
+
+def of_classifier(experiment: Experiment, run: Path) -> tuple[dict[Of, float], dict[str, Any]]:
+    finished = read_finished(experiment, run)
+    evaluation, views = finished.evaluation, finished.evaluation["views"]
+    found = {
+        ("", "accuracy"): evaluation["accuracy"],
+        ("", ONE_VIEW): evaluation["plain"]["accuracy"],
+        ("", "loss"): evaluation["loss"],
+        ("", "seconds"): finished.about["seconds"],
+    }
+    if views == "plain":
+        del found["", ONE_VIEW]
+    return found, finished.about | {"views": views}
+
+
+def of_program(experiment: Experiment, run: Path) -> tuple[dict[Of, float], dict[str, Any]]:
+    found = read_measured(experiment, run)
+    return found.numbers | {("", "seconds"): found.about["seconds"]}, found.about
 
 
 def settings(before: Experiment, after: Experiment) -> list[str]:
@@ -240,6 +303,7 @@ def doubts(before: Results, after: Results) -> list[str]:
         found.append("their accuracies are of different views of the test images")
     if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
         found.append("only one of them is the mean of several folds")
+    found += [line for each in (before, after) for line in of_elsewhere(each)]
     names = dict.fromkeys(
         name for each in (before, after) for numbers in each.numbers.values() for name in numbers
         if name != ONE_VIEW  # the only one has no name
@@ -263,6 +327,15 @@ def left_out(results: Results) -> list[str]:
             f"and left out: {shortened(names)}"] if names else []  # fmt: skip
 
 
+def of_elsewhere(results: Results) -> list[str]:
+    """What the numbers of its summary are of that the other's of these names are not, in lines."""
+    found: dict[str, list[str]] = {}
+    for name, origin in results.elsewhere.items():
+        found.setdefault(origin, []).append(name)
+    return [f"{shortened(names)} of {results.experiment.name} {'is' if len(names) == 1 else 'are'} "
+            f"from {WHERE[origin]}" for origin, names in found.items()]  # fmt: skip
+
+
 def without(results: Results, names: Iterable[str]) -> list[str]:
     """Which of these numbers some runs of an experiment do not have, such as of a training that
     diverged: a line for those that the same runs lack.
@@ -270,7 +343,9 @@ def without(results: Results, names: Iterable[str]) -> list[str]:
     lacking: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         runs = tuple(run for run, numbers in results.numbers.items() if name not in numbers)
-        lacking.setdefault(runs, []).append(name)
+        # Of what is from elsewhere that is told.
+        if len(runs) < len(results.numbers) or name not in results.elsewhere:
+            lacking.setdefault(runs, []).append(name)
     return [f"{len(runs)} of {len(results.numbers)} runs of {results.experiment.name} "
             f"{'has' if len(runs) == 1 else 'have'} no {shortened(found)}"
             for runs, found in lacking.items() if runs]  # fmt: skip

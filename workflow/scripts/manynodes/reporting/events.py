@@ -9,7 +9,7 @@ from typing import Any
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import tensorboard
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.measures import Names, read_measured
+from manynodes.reporting.measures import Of, columns_of, read_measured
 from manynodes.reporting.metrics import rows_so_far
 from manynodes.reporting.progress import MOST_COUNT, read_rows
 from manynodes.reporting.results import read_finished
@@ -78,12 +78,34 @@ class RunEvents:
 
 
 def points_of(
-    experiment: Experiment, folder: Path, names: Names
-) -> tuple[list[Point], dict[int, float]]:
-    """What a run has to show so far, and when each step was, in seconds since the epoch.
+    experiment: Experiment, results: Path
+) -> dict[str, tuple[list[Point], dict[int, float]]]:
+    """What each run has to show so far, and when each step was, in seconds since the epoch.
 
-    A program may have written a row twice; the numbers of the later one count. Steps are those of
-    the first column: epochs, or what the program counts.
+    Args:
+        results: results/<experiment>.
+    """
+    runs = experiment.runs
+    ends = {} if experiment.built_in else {run: end(experiment, results / run) for run in runs}
+    columns = columns_of(experiment.axes, ends.values())
+    return {
+        run: of_run(
+            experiment,
+            results / run,
+            {columns[of]: value for of, value in ends.get(run, {}).items()},
+        )
+        for run in runs
+    }
+
+
+def of_run(
+    experiment: Experiment, folder: Path, numbers: Mapping[str, float]
+) -> tuple[list[Point], dict[int, float]]:
+    """That of a run. A program may have written a row twice; the numbers of the later one count.
+    Steps are those of the first column: epochs, or what the program counts.
+
+    Args:
+        numbers: of its finished program, by their columns.
     """
     built_in = experiment.built_in
     path = rows_so_far(folder)
@@ -105,29 +127,28 @@ def points_of(
         for key, value in rows[step].items()
         if not math.isnan(value) and not (built_in and key in NO_TAGS)
     ]
-    points += final(experiment, folder, names, max(rows, default=0))
-    return points, times(rows, path)
+    last = max(rows, default=0)
+    points += [
+        (last, f"result/{key}", value) for key, value in numbers.items() if not math.isnan(value)
+    ]
+    return points + (tested(experiment, folder) if built_in else []), times(rows, path)
 
 
-def final(experiment: Experiment, folder: Path, names: Names, last: int) -> list[Point]:
-    """The numbers of a finished run; none before.
+def end(experiment: Experiment, folder: Path) -> dict[Of, float]:
+    """The numbers of a finished program, but those of its rows; none before."""
+    with suppress(FileNotFoundError, Refusal):
+        found = read_measured(experiment, folder).numbers
+        return {of: value for of, value in found.items() if of[0] != "newest"}
+    return {}
 
-    Args:
-        last: its last step. With `best`, the classifier publishes an earlier one.
-    """
-    try:
-        if not experiment.built_in:
-            measured = read_measured(experiment, folder)
-            return [
-                (last, f"result/{key}", value)
-                for key, value in measured.numbers(names).items()
-                if not math.isnan(value)
-            ]
+
+def tested(experiment: Experiment, folder: Path) -> list[Point]:
+    """The classifier's results, at the epoch that it publishes; none before it is evaluated."""
+    with suppress(FileNotFoundError, Refusal):
         found = read_finished(experiment, folder)
         epoch = int(found.about["metrics"]["epoch"])
         return [(epoch, f"{key}/test", found.evaluation[key]) for key in ("accuracy", "loss")]
-    except (FileNotFoundError, Refusal):
-        return []
+    return []
 
 
 def times(rows: Mapping[int, Mapping[str, float]], path: Path) -> dict[int, float]:

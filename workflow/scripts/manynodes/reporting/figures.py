@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from manynodes.base.errors import printable, shortened
+from manynodes.base.errors import drawable, shortened
 
 # Okabe and Ito's colours, for any colour vision.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,13 +39,13 @@ LONGEST_SIDE = 36  # of what stands along a side of a panel
 
 
 def label(text: str, most: int = LONGEST) -> str:
-    """A name or a value of the user's, as a figure shows it: no XML, of which an SVG is, may have
-    control characters, and a name of any length would leave no room for what is drawn.
+    """A name or a value of the user's, as a figure shows it: one of any length would leave no room
+    for what is drawn.
 
     Args:
         most: characters.
     """
-    return shortened(printable(text), most)
+    return shortened(drawable(text), most)
 
 
 def entitle(figure: Figure, words: str, drawn: str) -> None:
@@ -54,9 +54,9 @@ def entitle(figure: Figure, words: str, drawn: str) -> None:
     Args:
         drawn: a sentence.
     """
-    figure.set_label(printable(drawn))
+    figure.set_label(drawable(drawn))
     width = int(TITLE_CHARACTERS * figure.get_figwidth())
-    lines = textwrap.fill(printable(words), width, break_on_hyphens=False)
+    lines = textwrap.fill(drawable(words), width, break_on_hyphens=False)
     figure.suptitle(lines, x=0.02, ha="left", fontweight="bold")
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, printable, reason, shown
+from manynodes.base.errors import Refusal, drawable, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes, refuse_separator
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.counting import Counted, Tell, of_the_last_start, to_nobody
 
 MOST_COLUMNS = 1000
 LARGEST = 10**300
+ROUNDING = 1e-9  # of a mean of shares
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
 OTHERS = "; the key metrics leaves out other columns"
@@ -132,7 +133,7 @@ def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         # Names in a JSON file may have surrogates, which cannot be written.
-        writer.writerow({key: printable(key) for key in rows[0]})
+        writer.writerow({key: drawable(key) for key in rows[0]})
         writer.writerows({key: number_text(row[key]) for key in row} for row in rows)
     atomic.write_text(path, text.getvalue())
 
@@ -178,10 +179,10 @@ def is_share(name: str, values: Iterable[float]) -> bool:
 
 def share_form(values: Iterable[float], decimals: int = 2) -> str:
     """How shares are written together: in percent, with so many decimals that only all of them is
-    100 %, but at most four.
+    100 %; what is less by no more than the rounding of a mean is all.
     """
-    largest = max((value for value in values if value < 1), default=0)
-    return f"{{:.{next((n for n in range(decimals, 5) if round(largest, n + 2) < 1), 4)}%}}"
+    largest = max((value for value in values if value < 1 - ROUNDING), default=0)
+    return f"{{:.{next(n for n in range(decimals, 9) if round(largest, n + 2) < 1)}%}}"
 
 
 def percent(share: float) -> str:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from manynodes.base.errors import Refusal, printable
+from manynodes.base.errors import Refusal, drawable
 from manynodes.base.reading import read_json
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
@@ -18,8 +18,8 @@ from manynodes.reporting import scaling, speed_up
 from manynodes.reporting.measures import (
     MOST_WHOLE,
     Confusion,
-    Names,
-    names_in,
+    Measured,
+    columns_of,
     read_measured,
     unused,
 )
@@ -73,8 +73,7 @@ def read(experiment: Experiment, runs: Iterable[str], results: Path) -> dict[str
     try:
         if experiment.built_in:
             return {run: of_classifier(experiment, results / run) for run in runs}
-        names = names_in((experiment, results))
-        return {run: of_program(experiment, results / run, names) for run in runs}
+        return of_programs(experiment, runs, results)
     except FileNotFoundError as error:
         raise Refusal(f"{error.filename} is not there; run the same command again") from None
 
@@ -109,7 +108,7 @@ def evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("n", "views", "accuracy", "loss", "top5_accuracy", "roc_auc")
     found = {key: evaluation[key] for key in keys if key in evaluation}
     named = zip(evaluation["class_names"], evaluation.get("average_precision", ()), strict=False)
-    found |= {f"average_precision ({printable(name)})": value for name, value in named}
+    found |= {f"average_precision ({drawable(name)})": value for name, value in named}
     found |= over_classes(np.asarray(evaluation["confusion_matrix"], float))
     return found | {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
 
@@ -133,23 +132,44 @@ def are_even(matrix: Sequence[Sequence[int]]) -> bool:
     return len({sum(row) for row in matrix}) == 1
 
 
-def of_program(experiment: Experiment, folder: Path, names: Names) -> Numbers:
-    """The numbers that it has written. One of the evaluation's may have the name of one of the
-    training's, and any of them that of one of the axes.
+def of_programs(experiment: Experiment, runs: Iterable[str], results: Path) -> dict[str, Numbers]:
+    """The numbers that programs have written. One of the evaluation's may have the name of one of
+    the training's, and any of them that of one of the axes.
     """
-    found = read_measured(experiment, folder)
-    results: dict[str, Any] = {**found.columns(names)}
-    environment: dict[str, Any] = {}
-    # An earlier version has written none.
+    measured: dict[str, Measured] = {}
+    rows: dict[str, pd.DataFrame] = {}
+    for run in runs:
+        found = read_measured(experiment, results / run)
+        rows[run] = table_of(found.metrics)
+        # As a table they are smaller.
+        measured[run] = replace(found, metrics=[])
+    columns = columns_of(experiment.axes, [each.numbers for each in measured.values()])
+    # Trainings have counted other images.
+    tested = any(each.evaluation.confusion for each in measured.values())
+    return {
+        run: Numbers(
+            found.about,
+            {columns[of]: value for of, value in found.numbers.items()},
+            rows[run],
+            (found.evaluation if tested else found.result).confusion,
+            found.sums,
+            environment_of(results / run),
+            # A rate of the evaluation says nothing about the size of the training.
+            speed_up.rates_of(rows[run], found.result.numbers),
+        )
+        for run, found in measured.items()
+    }
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """environment.json of a run without its diff, which may be a megabyte; an earlier version has
+    written none.
+    """
     with suppress(FileNotFoundError):
-        environment = read_json(folder / "environment.json", "environment", PUT_BACK)
-    # Its diff may be a megabyte, of each run.
-    environment.pop("repository", None)
-    rows = table_of(found.metrics)
-    # A rate of the evaluation says nothing about the size of the training.
-    rates = speed_up.rates_of(rows, found.result.numbers)
-    confusion = found.confusion(names)
-    return Numbers(found.about, results, rows, confusion, found.sums, environment, rates)
+        found = read_json(folder / "environment.json", "environment", PUT_BACK)
+        found.pop("repository", None)
+        return found
+    return {}
 
 
 def table_of(rows: Sequence[Row]) -> pd.DataFrame:
@@ -293,6 +313,7 @@ def accuracy(matrix: list[list[int]]) -> float:
 
 def confusion(run: str, names: list[str], matrix: list[list[int]]) -> pd.DataFrame:
     """A run's confusion matrix, one row per pair of classes."""
+    names = [*map(drawable, names)]
     return pd.DataFrame(
         {
             "run": run,

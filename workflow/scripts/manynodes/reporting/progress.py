@@ -45,7 +45,8 @@ class Progress:
         numbers: loss, accuracy and so on of the last row, or the results.
         left: seconds until the training ends at the present speed; None if unknown.
         saved: seconds since the last save; None before the first.
-        reason: of a failure; or why it waits, in the scheduler's words.
+        reason: of a failure; or why it waits, in the scheduler's words; or what there is to say of
+            the numbers of a finished run, such as why there are none.
         interruptions: how often something has ended its training early, and it went on.
     """
 
@@ -73,18 +74,26 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
     """
     moment = time.time() if now is None else now
     jobs = read_quietly(folder / JOBS, "jobs")
-    names = measures.names_in((experiment, folder))
-    found = []
+    found: list[Progress] = []
+    told: dict[str, measures.Told] = {}
     for name in experiment.runs:
         each = read_one(experiment, name, folder, moment)
         if each.state == "done":
-            each = with_results(each, experiment, folder / name, names)
+            each = published(each, experiment, folder / name)
+        if each.state == "done":
+            told[name] = told_of(experiment, folder / name)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
         ended = each.state in ("failed", "interrupted")
         before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
         each = replace(each, interruptions=before)
         found.append(queued(each, jobs[name]) if name in jobs else each)
-    return found
+    columns = measures.columns_of(experiment.axes, [each.numbers for each in told.values()])
+    return [
+        replace(each, numbers=of.words(columns), reason=of.remark)
+        if (of := told.get(each.run))
+        else each
+        for each in found
+    ]
 
 
 def looks(experiment: Experiment, folder: Path, every: float | None) -> Iterator[list[Progress]]:
@@ -179,24 +188,25 @@ def with_state(
     return replace(reached, state="staging" if started else "waiting", epoch=None, numbers="")
 
 
-def with_results(
-    reached: Progress, experiment: Experiment, folder: Path, names: measures.Names
-) -> Progress:
-    """A trained run, with its numbers if it is evaluated."""
+def published(reached: Progress, experiment: Experiment, folder: Path) -> Progress:
+    """A trained run, which is done if it is evaluated."""
     if experiment.has_evaluation and not (folder / "evaluation.json").exists():
         return replace(reached, state="trained")
+    # Beside its results there may be rows of an attempt that was to replace them.
+    rows = read_rows(folder / "metrics.csv")
+    return replace(reached, epoch=count_of(rows[-1]) if rows else None)
+
+
+def told_of(experiment: Experiment, folder: Path) -> measures.Told:
+    """What there is to tell of a run that is done, or why its numbers cannot be read."""
     try:
-        numbers = measures.line_of(experiment, folder, names)
+        return measures.told(experiment, folder)
     except FileNotFoundError as error:
-        numbers = f"{error.filename} is not there; run the same command again"
+        return measures.Told(remark=f"{error.filename} is not there; run the same command again")
     except OSError as error:
-        numbers = os_error_line(error)
+        return measures.Told(remark=os_error_line(error))
     except Refusal as refusal:
-        numbers = str(refusal)
-    # Beside them there may be rows of an attempt that was to replace them.
-    published = read_rows(folder / "metrics.csv")
-    count = count_of(published[-1]) if published else None
-    return replace(reached, state="done", epoch=count, numbers=numbers)
+        return measures.Told(remark=str(refusal))
 
 
 def ended(folder: Path, run: Run) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, one_line, printable, spreadsheet_text
+from manynodes.base.errors import Refusal, drawable, one_line, spreadsheet_text
 from manynodes.checkpointing.incidents import LONGEST
 
 INCIDENTS = ("time", "kind", "text")
@@ -60,7 +60,7 @@ def value_words(value: Any, digits: int = 15) -> str:
         return ", ".join(f"{key} {value_words(part)}" for key, part in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(value_words, value))
-    return printable(str(value))
+    return drawable(str(value))
 
 
 def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
