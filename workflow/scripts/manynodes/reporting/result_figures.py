@@ -37,7 +37,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from manynodes.base.errors import printable
+from manynodes.base.errors import drawable
 from manynodes.experiment.config import REPEATS
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.figures import LONGEST_SIDE, PALETTE, STYLE, colour_of, entitle, label
@@ -162,7 +162,7 @@ def draw(data: FigureData) -> tuple[dict[str, Figure], list[str]]:
     ranked = next((key for key in ("val_accuracy", *data.measured) if key in data.measured), None)
     if data.searched and ranked:
         figures["search"] = draw_search(data, ranked)
-    return figures, [printable(name) for name, _ in plan[MOST_FIGURES:]]
+    return figures, [drawable(name) for name, _ in plan[MOST_FIGURES:]]
 
 
 def planned(data: FigureData) -> Iterator[tuple[str, Callable[[], Figure]]]:
