@@ -393,7 +393,7 @@ def test_activation_scripts_of_conda_see_their_own_environment(tmp_path: Path) -
     scripts = tmp_path / "v/etc/conda/activate.d"
     scripts.mkdir(parents=True)
     (scripts / "gdal.sh").write_text(
-        'export GDAL=$CONDA_PREFIX/share WITH="$(command -v python) of ${CONDA_DEFAULT_ENV-none}"\n'
+        'export GDAL=$CONDA_PREFIX/share WITH="$(command -v python) of $CONDA_DEFAULT_ENV"\n'
     )
     own_python(tmp_path / "base")
     base = f"CONDA_PREFIX={tmp_path}/base CONDA_DEFAULT_ENV=base PATH={tmp_path}/base/bin"
@@ -402,12 +402,13 @@ def test_activation_scripts_of_conda_see_their_own_environment(tmp_path: Path) -
     for setup, given in ((f"export {base}:$PATH", {"PATH": "/bin"}),
                          ("", before | {"PATH": f"{before['PATH']}:/bin"})):  # fmt: skip
         conda = UserEnvironment.of({"conda": str(tmp_path / "v"), "setup": setup})
+        script = 'echo "$GDAL $WITH"; command -v python; echo $CONDA_DEFAULT_ENV'
         said = subprocess.run(
-            conda.started(["bash", "-c", 'echo "$GDAL $WITH"; command -v python']),
+            conda.started(["bash", "-c", script]),
             env=conda.variables(given), capture_output=True, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
         python = f"{tmp_path}/v/bin/python"
-        assert said == [f"{tmp_path}/v/share {python} of none", python]
+        assert said == [f"{tmp_path}/v/share {python} of v", python, "v"]
 
 
 def test_variables_that_lead_to_ours_reach_no_program() -> None:
@@ -443,7 +444,7 @@ def test_no_variable_of_conda_names_the_environment_of_the_workflow(
         assert found.items() >= named.items()
     of_its_own = UserEnvironment.of({"conda": str(tmp_path / "v")}).variables(before)
     assert of_its_own["CONDA_PREFIX"] == f"{tmp_path}/v"
-    assert "CONDA_DEFAULT_ENV" not in of_its_own
+    assert of_its_own["CONDA_DEFAULT_ENV"] == "v"
     assert of_its_own["PATH"] == f"{tmp_path}/v/bin:{base}/condabin:/bin"
 
 
@@ -753,6 +754,20 @@ def test_a_module_that_version_3_2_could_not_load_is_refused() -> None:
         environment = UserEnvironment(modules=(*modules, missing))
         with pytest.raises(Refusal, match="ERROR:105: Unable to locate a modulefile"):
             look(environment, ["python3"], given, (), Path())
+    words = UserEnvironment(modules=("no",)).started(["true"])
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "ERROR:105: Unable to locate a modulefile"
+
+
+@pytest.mark.parametrize("known", ["LMOD_CMD", "MODULES_CMD"])
+def test_a_word_for_a_module_is_no_module_of_later_versions(known: str) -> None:
+    """Variants are of the name before them."""
+    function = "() { [ $# = 3 ] || echo ERROR: $2 >&2; export LOADEDMODULES=$2; [ $# = 3 ]; }"
+    given = os.environ | {"BASH_FUNC_module%%": function, known: "/usr/libexec/module"}
+    for variant in ("+mpi", "toolchain=intel"):
+        environment = UserEnvironment(modules=("var/1.0", variant))
+        assert look(environment, ["python3"], given, (), Path())["python"]
 
 
 @pytest.mark.parametrize(("kind", "part", "writable"), [(0x4004, 2, False), (0x4004, 4, True),

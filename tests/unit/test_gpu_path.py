@@ -1127,16 +1127,16 @@ def test_what_a_gpu_has_measured_is_in_the_record(
     ("cuda", None, True, True, True), ("cuda", "0", True, False, False),
     ("cpu", "0", False, True, False), ("cuda", "", False, True, False),
 ])  # fmt: skip
+@pytest.mark.parametrize("maker", ["CUDA", "ROCR"])
 def test_a_program_may_find_a_gpu_if_its_job_has_one(
-    monkeypatch, device: str, given: str | None, slurm: bool, driver: bool, here: bool
+    monkeypatch, maker: str, device: str, given: str | None, slurm: bool, driver: bool, here: bool
 ) -> None:
-    exists = Path.exists
-    monkeypatch.setattr(
-        Path, "exists", lambda path: driver if str(path) == "/dev/nvidiactl" else exists(path)
-    )
+    exists, file = Path.exists, {"CUDA": "/dev/nvidiactl", "ROCR": "/dev/kfd"}[maker]
+    monkeypatch.setattr(Path, "exists", lambda path: driver if str(path) == file else exists(path))
     environment = {"SLURM_JOB_ID": "7"} if slurm else {}
     if given is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = given
+        # Without a name, CUDA's hides those of ROCm too.
+        environment[f"{maker if given else 'CUDA'}_VISIBLE_DEVICES"] = given
     assert gpu_here(device, environment) == here
     found = environment_of(Environment(device=device), environment, "")
     assert found.get("ACCELERATE_USE_CPU") == (None if here else "true")

@@ -530,6 +530,23 @@ def test_accelerate_passes_no_ranks_on_to_a_program_on_cpus(tmp_path: Path) -> N
     assert [(work / rank).read_text() for rank in "01"] == ["[2, '0']", "[2, '1']"], done.stderr
 
 
+def test_accelerate_is_refused_for_cpus_only_where_there_is_no_gpu_for_certain(
+    tmp_path: Path,
+) -> None:
+    """No driver that is known here does not say so."""
+    accelerate = tmp_path / "accelerate"
+    accelerate.write_text('#!/bin/sh\necho > "$LAUNCH_RESULTS/$RANK"\n')
+    accelerate.chmod(0o755)
+    size = ["--hosts", HOST, "--nproc-per-node", 2]
+    command = [accelerate, "launch", "--num_processes", 1, "p.py"]
+    words = ["launch", *size, "--output", tmp_path / "run", "--", *command]
+    before = {key: value for key, value in os.environ.items() if "VISIBLE_DEVICES" not in key}
+    done = program(*words, env=before | {"CUDA_VISIBLE_DEVICES": ""})
+    assert "accelerate launch would start ranks of its own in each of 2" in done.stderr
+    done = program(*words, env=before)
+    assert {path.name for path in (tmp_path / "run/work").iterdir()} >= {"0", "1"}, done.stderr
+
+
 @pytest.mark.parametrize("nohup", [True, False])
 def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) -> None:
     go = tmp_path / "go"
@@ -744,6 +761,22 @@ def test_accelerate_connects_processes_on_cpus(tmp_path) -> None:
     script.write_text("import accelerate; print('of', accelerate.Accelerator().num_processes)")
     done = program("launch", "--nodes", 2, "--device", "cpu", "--", script)
     assert done.stdout.splitlines() == ["of 2"] * 2, done.stdout + done.stderr
+
+
+def test_accelerate_is_told_of_cpus_only_where_there_is_no_gpu_for_certain(tmp_path: Path) -> None:
+    """Not in a job that may have others than CUDA's, nor in place of what the user says."""
+    script = tmp_path / "say.py"
+    script.write_text("import os; print(os.environ.get('ACCELERATE_USE_CPU'))")
+    for given, told in (
+        ({"LAUNCH_DEVICE": "auto", "SLURM_JOB_ID": "7", "ROCR_VISIBLE_DEVICES": "0,1"}, None),
+        ({"LAUNCH_DEVICE": "auto", "PBS_JOBID": "7"}, None),
+        ({"LAUNCH_DEVICE": "auto", "CUDA_VISIBLE_DEVICES": ""}, "true"),
+        ({"LAUNCH_DEVICE": "cpu"}, "true"),
+        ({"LAUNCH_DEVICE": "cpu", "ACCELERATE_USE_CPU": "false"}, "false"),
+    ):
+        before = {key: value for key, value in os.environ.items() if "VISIBLE_DEVICES" not in key}
+        done = program("supervise", script, env=before | given)
+        assert done.stdout.splitlines()[-1] == str(told), done.stderr
 
 
 def test_nccls_watchdog_ends_a_rank_at_once_and_without_an_abort(tmp_path) -> None:

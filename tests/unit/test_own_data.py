@@ -34,12 +34,9 @@ from manynodes.data.user.declaration import UserData
 from manynodes.data.user.folder_of_images import list_images, write_extra
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
 from manynodes.data.user.writing import write_labels
-from manynodes.experiment.config import Experiment
 from manynodes.reporting import page
 from pictures import CLASSES, arrays, write_folder
-from programs import SCRIPTS, finished, import_own, imported, program, python, refused_import
-from session.finished import FinishedRuns
-from session.inputs import Inputs
+from programs import SCRIPTS, import_own, imported, program, python, refused_import
 
 
 def user_data(path: Path, kind: str = "folder", **keys: Any) -> UserData:
@@ -527,41 +524,6 @@ def test_a_folder_of_large_jpegs_is_imported_and_predicted_alike(tmp_path: Path)
             predict.pixels(again, tmp_path / "files" / "test" / "a" / "x.jpg"), wanted
         )
     assert folders[False].sha256 != folders[True].sha256
-
-
-def test_other_images_in_place_of_those_of_finished_runs_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And not the same ones in a folder of another name, nor those of which no run is."""
-    monkeypatch.chdir(tmp_path)
-    write_folder(Path("images"), train=12, test=4)
-    sha256 = imported(user_data(Path("images")), Path("results/data/shapes")).sha256
-    of_shapes = {"dataset": {"name": "shapes", "folder": "images"}}
-    for name, data in (("mine", sha256), ("older", "0" * 64)):
-        finished(Path("results", name), of_shapes, [{"rate": 1.0}], [{"data_sha256": data}])
-    Path("results/mine/run").rename("results/mine/another")
-    Path("results/mine/run").mkdir()
-    Path("results/mine/run/run.json").write_text("damaged")
-
-    def told(name: str, folder: object) -> str:
-        dataset = {"name": "shapes", "folder": str(folder)}
-        experiment = Experiment.from_config({"experiment": name, "dataset": dataset})
-        results = Path("results", name)
-        FinishedRuns(experiment, results, Inputs(experiment, results)).tell_replaced_images()
-        return capsys.readouterr().err
-
-    Path("images").rename("moved")
-    Path("linked").symlink_to("moved")
-    for folder in ("moved", "linked", Path.cwd() / "moved", "linked/../moved"):
-        assert told("new", folder) == ""
-    write_folder(Path("others"), train=13, test=4)
-    line = (
-        "warning: results/data/shapes will be replaced by images of others, and mine trained on "
-        "what is there; if these are another data set, give it another name\n"
-    )
-    assert told("new", "others") == told("older", "others") == line
-    # Its own results are refused, see `differences`.
-    assert told("mine", "others") == ""
 
 
 def test_the_folder_of_a_run_is_refused_in_place_of_its_weights(tmp_path: Path) -> None:

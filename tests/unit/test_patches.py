@@ -224,3 +224,23 @@ def test_a_job_imports_nothing_from_the_working_directory(tmp_path: Path) -> Non
     command = [sys.executable, RULES / "in_job.py", "", "-m", "snakemake", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+RESOURCES = """
+from types import SimpleNamespace
+from snakemake.resources import Resources
+import patches
+for text in {texts}:
+    resources = Resources.parse([text], allow_expressions=True, defaults="bare")
+    given = dict(_parsed_default_resources=resources, _parsed_overwrite_resources=dict())
+    patches.leave_names_alone(SimpleNamespace(**given))
+    print(resources[text.partition("=")[0]].is_evaluable())
+"""
+
+
+def test_a_resource_that_is_a_name_is_this_text_unless_it_is_a_value_or_wrong() -> None:
+    texts = ["slurm_partition=open", "attempts=attempt", "mem_mb=foo", "mem_mb=None"]
+    command = [sys.executable, "-c", RESOURCES.format(texts=[*texts, "runtime=open"])]
+    done = subprocess.run(command, cwd=RULES, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True", "True", "True"], done.stderr
+    assert "Resource 'runtime' with value 'open' could not be parsed as minutes" in done.stderr

@@ -255,13 +255,25 @@ def test_a_command_that_starts_ranks_is_for_one_process(
     check(path)
 
 
+MANY_ON_A_NODE = ["nproc_per_node: 2", "nodes: 2\ndevice: cpu"]
+EVERY_SIZE = ["nodes: 2", *MANY_ON_A_NODE]
+
+
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
         # It passes the ranks on if it finds one GPU, and on CPUs if it is told of these.
-        ("accelerate launch p.py", ["nproc_per_node: 2", "nodes: 2\ndevice: cpu"]),
+        ("accelerate launch p.py", MANY_ON_A_NODE),
         ("accelerate launch --num_processes 1 p.py", ["nodes: 2\ndevice: cpu"]),
         ("accelerate launch --cpu p.py", []),
+        # -m stands before the module, at any place; what follows that is the program's own.
+        ("accelerate launch -m --num_processes 1 p.py", ["nodes: 2\ndevice: cpu"]),
+        ("accelerate launch -m --multi_gpu pkg.train", EVERY_SIZE),
+        ("accelerate launch --no_python --quiet --use_fsdp run.sh", EVERY_SIZE),
+        ("accelerate launch --dynamo_backend no p.py --multi_gpu", MANY_ON_A_NODE),
+        ("accelerate launch p.py --cpu --config_file my.yaml", MANY_ON_A_NODE),
+        ("accelerate launch -m pkg.train --cpu", MANY_ON_A_NODE),
+        ("accelerate launch -m --config_file my.yaml pkg.train", []),
     ],
 )
 def test_accelerate_is_refused_where_it_passes_no_ranks_on(
@@ -270,7 +282,7 @@ def test_accelerate_is_refused_where_it_passes_no_ranks_on(
     monkeypatch.chdir(tmp_path)
     Path("p.py").touch()
     path = Path("e.yaml")
-    for size in ("nodes: 2", "nproc_per_node: 2", "nodes: 2\ndevice: cpu"):
+    for size in EVERY_SIZE:
         path.write_text(f"experiment: e\ncommand: {words.split()}\n{size}\n")
         if size not in wrong:
             check(path)

@@ -144,6 +144,9 @@ def has_value(resource: Any) -> bool:
         return not resource.evaluate({}, **of_rule).is_evaluable()
     except ResourceValidationError:
         return False
+    except Exception:
+        # Such as a text in place of a number: Snakemake tells it, with the rule.
+        return True
 
 
 def import_less_in_jobs(executor: Any, modules: Iterable[str]) -> None:

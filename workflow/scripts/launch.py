@@ -107,7 +107,7 @@ from manynodes.programs import attempt
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
 from manynodes.programs.rank import place_saved, saved_now, sizes_saved
 from manynodes.programs.task import Task
-from manynodes.programs.variables import gpu_here
+from manynodes.programs.variables import sees_no_gpu
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, Trouble
@@ -343,8 +343,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             with program.step() as step:
                 print(*scheduler.preview(step), sep="\n")
             return
-        here = gpu_here(args.device, os.environ) if gpus is None else gpus
-        refuse_own_ranks(args, on_cpus=not here)
+        on_cpus = sees_no_gpu(args.device, os.environ) if gpus is None else not gpus
+        refuse_own_ranks(args, on_cpus)
         make_ready(args, job)
         with log_of(args.log, args.rank_logs) as log:
             args.begun = True

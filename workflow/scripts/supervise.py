@@ -201,9 +201,9 @@ def run_ours(
     end = math.inf if knows or contract.stop_at is None else contract.stop_at
     if not knows:
         # Only here: it needs all schedulers.
-        from manynodes.programs.variables import for_accelerate
+        from manynodes.programs.variables import for_accelerate, sees_no_gpu
 
-        caches = caches | for_accelerate(contract.device, os.environ)
+        caches = caches | for_accelerate(sees_no_gpu(contract.device, os.environ), os.environ)
 
     def look(pid: int, last: bool) -> None:
         observer(pid, last)

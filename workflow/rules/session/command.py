@@ -182,7 +182,6 @@ class Session:
         refusals.refuse_few_cpus(self.workflow, self.experiment, begun)
         kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
         rules = {rule for rule, _ in planned}
-        self.tell_replaced_images()
         replaces = self.experiment.config["replace"]
         older = self.finished.replaced(kept, code={"train", "aggregate"} <= rules)
         if changes := self.finished.replaced(older, code=False):
@@ -215,11 +214,6 @@ class Session:
         if any(rule == "aggregate" for rule, _ in wanted) and not planned:
             # Nothing will begin, which would write it; another command may have.
             self.note_experiment()
-
-    def tell_replaced_images(self) -> None:
-        """Warn before images are imported in place of those of other experiments."""
-        if self.planned("fetch") and not self.workflow.touch:
-            self.finished.tell_replaced_images()
 
     def note_experiment(self) -> None:
         """Write what `aggregate`, `watch` and others read of the experiment."""

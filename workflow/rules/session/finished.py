@@ -17,7 +17,7 @@ from manynodes.base.provenance import code_sha256
 from manynodes.base.reading import MOST, file_sha256, read_bytes, read_json
 from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
-from manynodes.data.folder import SOURCE, DataFolder
+from manynodes.data.folder import SOURCE
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.interpreter import NoAnswer
@@ -178,22 +178,6 @@ class FinishedRuns:
             if keys:
                 tell(f"warning: the numbers of {results.shortened(names)} were read by other "
                      f"{keys}, and stay so; --config replace=true trains them again")  # fmt: skip
-
-    def tell_replaced_images(self) -> None:
-        """Warn of other experiments with finished runs of the images that others of their name will
-        replace. Not refused: a folder to which images were added has other images too.
-        """
-        user_data = self.experiment.user_data
-        if user_data is None or not self.inputs.images_changed:
-            return
-        with suppress(OSError, Refusal):
-            data = DataFolder.read(DATA / user_data.name)
-            others = [folder.name for folder in sorted(self.results.parent.iterdir())
-                      if folder.name != self.results.name and has_run_of(folder, data)]  # fmt: skip
-            if others:
-                tell(f"warning: {data.path} will be replaced by images of {user_data.path}, and "
-                     f"{results.shortened(others)} trained on what is there; if these are another "
-                     "data set, give it another name")  # fmt: skip
 
     def tell_other_packages(self) -> None:
         """Name the packages and modules that finished runs have had in another version than their
@@ -368,22 +352,6 @@ def code_of_state(folder: Path) -> tuple[str, str] | None:
         commit = dict(fields["attempts"][-1]["items"])["commit"]
         return fields["code_sha256"], str(commit or "none")
     return None
-
-
-def has_run_of(folder: Path, data: DataFolder) -> bool:
-    """Whether an experiment has a finished run that was trained on these images."""
-    unreadable = (OSError, ValueError, LookupError, TypeError, RecursionError)
-    with suppress(*unreadable):
-        # Of an experiment with other images, thousands of runs need not be read.
-        if (
-            json.loads(read_bytes(folder / progress.RECORD, MOST))["dataset"]["name"]
-            == data.dataset
-        ):
-            for about in folder.glob("*/run.json"):
-                with suppress(*unreadable):
-                    if json.loads(read_bytes(about, MOST))["data_sha256"] == data.sha256:
-                        return True
-    return False
 
 
 def title_of(page: Path) -> str:

@@ -24,10 +24,11 @@ def load_modules(names: Sequence[str]) -> str:
     """Lines that load modules, or end the shell.
 
     Of version 3.2, `module load` ends with 0 whatever happens: one that is not listed then, as an
-    alias is not either, is asked for again.
+    alias is not either, is asked for again. Not of later ones, whose names may be of several words.
     """
     words = shlex.join(names)
     return f"""module load {words} || exit 1
-for f in {words}; do
-  [[ :${{LOADEDMODULES-}}: == *:"$f"[:/]* || $(module load "$f" 2>&1) != *ERROR:* ]] || exit 1
+[[ ${{LMOD_CMD-}}${{MODULES_CMD-}} ]] || for f in {words}; do
+  [[ :${{LOADEDMODULES-}}: == *:"$f"[:/]* || ! $(module load "$f" 2>&1) =~ ERROR:.* ]] ||
+    {{ echo "$BASH_REMATCH" >&2; exit 1; }}
 done"""

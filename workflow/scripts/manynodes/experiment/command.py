@@ -40,6 +40,11 @@ ACCELERATE = re.compile(r"accelerate([ -]|\.commands\.(accelerate_cli )?)launch(
 WITH_RANKS = re.compile(
     r"--(multi[_-]gpu|use[_-](deepspeed|fsdp|megatron[_-]lm))|--num[_-]processes[= ]([2-9]|\d\d)"
 )
+# Its options without a value.
+FLAG = re.compile(
+    r"-[hmq]|--(help|quiet|module|no[_-]python|debug|cpu|multi[_-]gpu|same[_-]network"
+    r"|downcast[_-]bf16|(use|enable|dynamo[_-]use|fp8[_-]use|(no[_-])?tpu)([_-]\S+)?)"
+)
 # What may let it pass them on after all.
 WITHOUT_RANKS = re.compile(r"--(cpu|config[_-]file)(?=[= ]|$)")
 # In the words of one that is told of several nodes.
@@ -146,12 +151,22 @@ def accelerate_of(words: Sequence[str], per_node: int, on_cpus: bool) -> str:
     """
     line = " ".join(started(words))
     found = ACCELERATE.match(line)
-    if not found or WITHOUT_RANKS.search(line):
+    own = " ".join(own_options(line[found.end() :].split())) if found else ""
+    if not found or WITHOUT_RANKS.search(own):
         return ""
-    # What follows is the program's own.
-    own = re.split(r"\.py\b| (?:-m|--module) ", line[found.end() :])[0]
     several = WITH_RANKS.search(own) or (per_node > 1 and not re.search("num[_-]processes", own))
     return found[0] if several or on_cpus else ""
+
+
+def own_options(words: Sequence[str]) -> Sequence[str]:
+    """The options of accelerate, with their values: what follows is the program, and its own."""
+    wants_value = False
+    for number, word in enumerate(words):
+        is_option = word[:1] == "-"
+        if not (is_option or wants_value) or word == "--":
+            return words[:number]
+        wants_value = is_option and "=" not in word and not FLAG.fullmatch(word)
+    return words
 
 
 def refuse_own_ranks(

@@ -200,10 +200,9 @@ class UserEnvironment:
         if lines or self.conda:
             lines += self.lines_of_prefix
         if self.conda:
-            # They read which one is active; a module may have left the name of its own.
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
             each = f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done'
-            lines += ["unset CONDA_DEFAULT_ENV", each]
+            lines.append(each)
         if lines:
             lines = [BEFORE, *lines, AFTER, *self.lines_of_torch]
         if not (lines or self.container):
@@ -220,11 +219,11 @@ class UserEnvironment:
 
     @property
     def of_prefix(self) -> dict[str, str]:
-        """The variable that names the folder of its venv or of conda."""
+        """The variables that name its venv, or its environment of conda, as activating does."""
         if self.prefix is None:
             return {}
         if self.conda:
-            return {"CONDA_PREFIX": str(self.folder)}
+            return {"CONDA_PREFIX": str(self.folder), "CONDA_DEFAULT_ENV": self.folder.name}
         is_venv = (self.folder / "pyvenv.cfg").is_file()
         return {"VIRTUAL_ENV": str(self.folder)} if is_venv else {}
 

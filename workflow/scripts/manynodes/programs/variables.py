@@ -11,6 +11,8 @@ from manynodes.schedulers import registry
 
 # For examples only (RFC 5737): the way there is the default route. Nothing is sent.
 OUTSIDE = "192.0.2.1"
+# Name the GPUs of a job.
+OF_GPUS = {f"{maker}_VISIBLE_DEVICES" for maker in ("CUDA", "ROCR", "HIP")}
 
 
 def without_folder(words: Sequence[str], python: str) -> tuple[list[str], str]:
@@ -53,21 +55,31 @@ def environment_of(contract: Environment, before: Mapping[str, str], folder: str
     if folder:
         paths.insert(0, folder)
     found |= {"PYTHONPATH": os.pathsep.join(paths)} | contract.variables()
-    return gloo_interface(before) | found | for_accelerate(contract.device, before)
+    on_cpus = not gpu_here(contract.device, before)
+    return gloo_interface(before) | found | for_accelerate(on_cpus, before)
 
 
-def for_accelerate(device: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """What accelerate needs to connect processes on CPUs: without it each would train alone."""
-    return {} if gpu_here(device, environment) else {"ACCELERATE_USE_CPU": "true"}
+def for_accelerate(on_cpus: bool, before: Mapping[str, str]) -> dict[str, str]:
+    """What accelerate needs to connect processes on CPUs: without it each would train alone.
+
+    Args:
+        before: this process's own environment, in which the user may have said otherwise.
+    """
+    return {"ACCELERATE_USE_CPU": "true"} if on_cpus and "ACCELERATE_USE_CPU" not in before else {}
+
+
+def sees_no_gpu(device: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether it is certain that programs find no GPU, of whatever kind."""
+    return device == "cpu" or environment.get("CUDA_VISIBLE_DEVICES") == ""
 
 
 def gpu_here(device: str | None, environment: Mapping[str, str]) -> bool:
-    """Whether the program may find a GPU on this node."""
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    if device == "cpu" or given == "":
+    """Whether the program of a run may find a GPU on this node."""
+    if sees_no_gpu(device, environment):
         return False
     # A job gets GPUs for `cuda`; without, it sees none, although the node has some.
-    if device != "cuda" and given is None and not registry.active(environment).shared_cpus:
+    given = OF_GPUS & environment.keys()
+    if device != "cuda" and not given and not registry.active(environment).shared_cpus:
         return False
     return any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
