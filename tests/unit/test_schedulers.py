@@ -89,6 +89,29 @@ def test_a_step_whose_output_nobody_reads_waits_and_loses_no_node(
         assert lines == list(map(str, range(150)))
 
 
+def test_an_agent_that_is_left_alone_ends_although_its_command_still_writes(tmp_path: Path) -> None:
+    program, pid = tmp_path / "says_bye.py", tmp_path / "pid"
+    program.write_text(
+        "import os, signal, sys, time\n"
+        "def bye(*_):\n"
+        "    for each in range(1000):\n"
+        "        print('bye', each, flush=True)\n"
+        "        time.sleep(0.001)\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, bye)\n"
+        f"open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(3600)\n"
+    )
+    (command,) = Agents().commands(step_of(Agents(), 1, program, LAUNCH_SECRET=new_secret()))
+    step = start(command.arguments, command.environment, command.stdin)
+    until(lambda: pid.exists() and pid.read_text(), step)
+    above = psutil.Process(int(pid.read_text())).parents()
+    (agent,) = [each for each in above if "node_agent.py" in " ".join(each.cmdline())]
+    step.kill()
+    step.communicate()
+    until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE)
+
+
 def unread(pid: int) -> int:
     """Bytes on their way to a process, in its connections over loopback."""
     ports = {f"{each.laddr.port:04X}" for each in psutil.Process(pid).net_connections()}

@@ -261,8 +261,8 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     while late:
         # A process that has left our reach could keep the pipes open.
         _, late = await asyncio.wait(late, timeout=5)
-        # What the command has written may still wait to be printed.
-        if stop.is_set() or all(each.is_set() for each in printed.values()):
+        # What the command has written may still wait to be printed, unless nobody does that.
+        if stop.is_set() or orders.done() or all(each.is_set() for each in printed.values()):
             break
     orders.cancel()
     with suppress(OSError):

@@ -67,10 +67,9 @@ class Starts:
             reached: at its end.
         """
         # A program may write its table anew, with the counts of this start alone.
-        further = reached.state > self.reached.state or bool(
-            (reached.counts | first.said) - self.known
-        )
-        new = further or bool(reached.files - self.known)
+        further = reached.state > self.reached.state or bool(reached.counts - self.known)
+        # Each start may leave a file of its own, so that short ones would go on for ever.
+        new = further or bool((reached.files | first.said) - self.known)
         failure = first.failure
         failed = failure.reason.removeprefix(f"{failure.who} on {failure.where}")
         same = failed == self.failed and failure.kind != Kind.PREEMPTED
