@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from checkout import SlurmCheckout
@@ -26,8 +27,12 @@ def running(cluster: Cluster, daemon: str) -> int:
 
 @contextmanager
 def without(cluster: Cluster, daemon: str) -> Iterator[None]:
-    """The daemon is killed, and restarted at the end."""
-    os.kill(running(cluster, daemon), signal.SIGKILL)
+    """The daemon is ended, and started at the end. A controller that is killed has not written its
+    newest state, and takes a job of the test before for one that has not ended.
+    """
+    pid = running(cluster, daemon)
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not psutil.pid_exists(pid))
     try:
         yield
     finally:
@@ -167,7 +172,6 @@ def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is
     )
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    # A controller that is killed may take a job of the test before for one that has not ended.
     before = set(cluster.ask("squeue", "--noheader", "--states=all", "--format=%i").stdout.split())
     following = Following(checkout, *cheap(checkout, "exec sleep 1000"), "experiment=held")
     until((folder / "before").exists)
