@@ -388,6 +388,7 @@ while True:
     def is_stopped() -> bool:
         return rank.status() == psutil.STATUS_STOPPED
 
+    until(seen.exists, shell)
     shell.send_signal(signal.SIGSTOP)
     enough = len(seen.read_text()) + 10 * looks * LOOK
     until(lambda: is_stopped() or len(seen.read_text()) > enough)
