@@ -5,7 +5,7 @@ import json
 import re
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from unicodedata import category
@@ -72,7 +72,7 @@ def printable(text: str) -> str:
     """The text with escapes for control characters, which change the terminal, for surrogates,
     which cannot be written, and for marks that change the direction of text.
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped(text, lambda c: not c.isprintable())
 
 
 def drawable(text: str) -> str:
@@ -80,10 +80,12 @@ def drawable(text: str) -> str:
     characters, surrogates, and what is no character. It has the letters of all scripts, of which
     `printable` escapes the joiners and the blanks.
     """
-    return "".join(
-        c.encode("unicode_escape").decode() if category(c) in ("Cc", "Cs", "Cn") else c
-        for c in text
-    )
+    return escaped(text, lambda c: category(c) in ("Cc", "Cs", "Cn"))
+
+
+def escaped(text: str, is_bad: Callable[[str], bool]) -> str:
+    """The text with escapes for the characters that are bad."""
+    return "".join(c.encode("unicode_escape").decode() if is_bad(c) else c for c in text)
 
 
 def spreadsheet_text(text: str) -> str:

@@ -471,13 +471,13 @@ def trace(folder: Path, snapshots: Iterable[Path] = ()) -> Trace:
         snapshots: more files, and folders with all that is in them.
     """
     count, size, newest = 0, 0, 0
-    for _, status in found(folder, snapshots):
+    for _, status in with_status(folder, snapshots):
         count, size = count + 1, size + status.st_size
         newest = max(newest, status.st_mtime_ns)
     return Trace(count, size, newest)
 
 
-def found(folder: Path, snapshots: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+def with_status(folder: Path, snapshots: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
     """The files that `trace` looks at."""
     for place in (folder, *snapshots):
         for file in [place] if is_file(place) else files_in(place):

@@ -36,11 +36,11 @@ from manynodes.programs.folders import (
     Folders,
     Trace,
     empty,
-    found,
     note_start,
     of_another_launch,
     read_request,
     trace,
+    with_status,
 )
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
@@ -421,7 +421,7 @@ def saved_now(folders: Folders, task: Task) -> Trace:
 
 def sizes_saved(folders: Folders, task: Task) -> frozenset[tuple[str, int]]:
     """Name and bytes of each file that the program continues from."""
-    files = found(folders.saved, snapshots_of(folders, task))
+    files = with_status(folders.saved, snapshots_of(folders, task))
     return frozenset((str(file), status.st_size) for file, status in files)
 
 
